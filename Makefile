@@ -1,0 +1,35 @@
+# Everything happens in .venv; a second run sets up nothing.
+PYTHON ?= python3
+# On a machine without a GPU: make install PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
+BENCH_BUDGET_S ?= 400
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: bench install lint test test-all testbed clean
+
+bench: $(INSTALLED)  ## every track, small, on a Ray of its own; writes the report
+	$(BIN)/raybench run-all --scale smoke --budget-s $(BENCH_BUDGET_S) --results results
+	$(BIN)/raybench report results -o report
+
+install: $(INSTALLED)  ## leaves .venv/bin/raybench
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raybench needs Python 3.11 or newer; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+lint: $(INSTALLED)  ## ruff and strict mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(INSTALLED)  ## what every change has to pass
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(INSTALLED)  ## and what is too long for every change
+	$(BIN)/python -m pytest
+
+clean:  ## leaves only what git tracks, and results
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis report

@@ -1,0 +1,249 @@
+"""What the tables say about each case: one tidy row, and the object that `--json` prints.
+
+Every number is derived in `docs/metrics.md`. A case that failed anywhere has no measurement: a number exists only
+where all its rounds are ok and no gate failed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from raybench.analysis.rounds import BYTES, RoundMeasures, measure_round
+from raybench.analysis.statistics import Estimate, Floats, median_interval
+from raybench.results.reader import in_threads
+
+if TYPE_CHECKING:
+    from raybench.results.reader import Results
+
+CaseKey = tuple[str, str, str]
+"""A case by suite, track and name."""
+
+SUMMARY_DTYPES: dict[str, str] = {
+    "suite_id": "string",
+    "track": "string",
+    "case": "string",
+    "peer": "string",
+    "scale": "string",
+    "data_strategy": "string",
+    "pipeline_strategy": "string",
+    "tensor_strategy": "string",
+    "data_size": "Int64",
+    "pipeline_size": "Int64",
+    "tensor_size": "Int64",
+    "num_ranks": "Int64",
+    "num_nodes": "Int64",
+    "status": "string",
+    "reason": "string",
+    "gate": "string",
+    "gate_scope": "string",
+    "gate_worst_parameter": "string",
+    "gate_worst_error": "float64",
+    "rounds": "Int64",
+    "tokens_per_s": "float64",
+    "tokens_per_s_low": "float64",
+    "tokens_per_s_high": "float64",
+    "step_time_s": "float64",
+    "step_time_s_low": "float64",
+    "step_time_s_high": "float64",
+    "ratio_to_control": "float64",
+    "ratio_to_control_low": "float64",
+    "ratio_to_control_high": "float64",
+    "step_time_p50_s": "float64",
+    "step_time_p95_s": "float64",
+    "communication_fraction": "float64",
+    "parameter_bytes": "Int64",
+    "gradient_bytes": "Int64",
+    "optimizer_bytes": "Int64",
+    "activation_bytes": "Int64",
+    "peak_device_bytes": "Int64",
+    "peak_rss_bytes": "Int64",
+    "loss": "float64",
+    "num_parameters": "Int64",
+    "tokens_per_step": "Int64",
+    "num_steps": "Int64",
+    "started_at": "datetime64[us, UTC]",
+}
+"""Columns and dtypes of `summary`; unknown is NA, in floats NaN."""
+
+DESCRIPTION = (
+    "peer",
+    "scale",
+    "data_strategy",
+    "pipeline_strategy",
+    "tensor_strategy",
+    "data_size",
+    "pipeline_size",
+    "tensor_size",
+    "num_ranks",
+    "num_nodes",
+    "num_parameters",
+    "tokens_per_step",
+    "num_steps",
+)
+
+
+def summary(results: Results) -> pd.DataFrame:
+    """One row a case, in the order of its track where that is known; columns as in `SUMMARY_DTYPES`."""
+    by_round = _by_round(results)
+    groups = results.runs.groupby(["suite_id", "track", "case"], observed=True, sort=False)
+    rows = []
+    for key, rounds in groups:
+        suite_id, track, case = map(str, key)
+        row = _case(rounds.sort_values("round"))
+        if row["status"] == "ok":
+            row |= by_round.get((suite_id, track, case), {})
+        rows.append({"suite_id": suite_id, "track": track, "case": case} | row)
+    frame = pd.DataFrame(rows, columns=list(SUMMARY_DTYPES))
+    frame["started_at"] = pd.to_datetime(frame.started_at, utc=True)
+    frame = frame.astype(SUMMARY_DTYPES)
+    suite_start = frame.groupby("suite_id").started_at.transform("min")
+    ordered = frame.assign(_suite_start=suite_start, _place=_places(frame, results))
+    ordered = ordered.sort_values(["_suite_start", "suite_id", "track", "_place", "started_at", "case"])
+    return ordered.drop(columns=["_suite_start", "_place"]).reset_index(drop=True)
+
+
+def _places(frame: pd.DataFrame, results: Results) -> list[int]:
+    """Where each case stands in its track, as far as the suite's request tells."""
+    places = []
+    for suite_id, track, case in zip(frame.suite_id, frame.track, frame.case, strict=True):
+        names = [c.get("name") for c in results.asked(suite_id, track).get("cases", ()) if isinstance(c, dict)]
+        places.append(names.index(case) if case in names else len(names))
+    return places
+
+
+def _case(rounds: pd.DataFrame) -> dict[str, Any]:
+    """A case's row from its rows in `runs`, without what comes from other tables."""
+    row: dict[str, Any] = {name: _first(rounds[name]) for name in DESCRIPTION}
+    row["started_at"] = rounds.started_at.min()
+    row["gate"] = _gate(rounds)
+    row["status"], row["reason"] = _status(rounds, row["gate"])
+    gated = rounds[rounds.gate == ("failed" if row["gate"] == "failed" else "passed")]
+    worst = gated.gate_worst_error.idxmax() if gated.gate_worst_error.notna().any() else None
+    for name in ("gate_scope", "gate_worst_parameter", "gate_worst_error"):
+        row[name] = None if worst is None else gated.at[worst, name]
+    if worst is None and len(gated):
+        row["gate_scope"] = _first(gated.gate_scope)
+        row["gate_worst_parameter"] = _first(gated.gate_worst_parameter)
+    row["rounds"] = int((rounds.status == "ok").sum())
+    if row["status"] == "ok":
+        row.update(_measured(rounds))
+    return row
+
+
+def _gate(rounds: pd.DataFrame) -> str:
+    seen = set(rounds.gate.dropna())
+    return "failed" if "failed" in seen else "passed" if "passed" in seen else "not_run"
+
+
+def _status(rounds: pd.DataFrame, gate: str) -> tuple[str, str | None]:
+    """Of the first round that is not ok; a round that was never run says less than one that went wrong."""
+    bad = rounds[rounds.status != "ok"]
+    if bad.empty:
+        return ("failed", "the gate failed") if gate == "failed" else ("ok", None)
+    ran = bad[bad.status != "skipped"]
+    first = (bad if ran.empty else ran).iloc[0]
+    return str(first.status), None if pd.isna(first.reason) else str(first.reason)
+
+
+def _measured(rounds: pd.DataFrame) -> dict[str, Any]:
+    """Throughput, step time and ratio to the control: medians over rounds."""
+    window_s = _floats(rounds.window_ns) / 1e9
+    tokens = _floats(rounds.tokens)
+    control_s = _floats(rounds.control_window_ns) / 1e9
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = tokens / window_s
+        control = _floats(rounds.control_tokens) / control_s
+        measures = {
+            "tokens_per_s": rate,
+            "step_time_s": window_s / _floats(rounds.num_steps),
+            "ratio_to_control": rate / (_floats(rounds.num_ranks) * control),
+        }
+    row: dict[str, Any] = {}
+    for name, values in measures.items():
+        row |= _named(name, median_interval(values))
+    loss = rounds.loss.dropna()
+    row["loss"] = float(loss.iloc[-1]) if len(loss) else None
+    return row
+
+
+def _named(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    if estimate is None:
+        return {}
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def _by_round(results: Results) -> dict[CaseKey, dict[str, float]]:
+    """What is made of each round's ranks, steps and operations: medians over rounds, of bytes the largest."""
+    means = dict(zip(results.rounds, _floats(results.runs.window_ns) / _floats(results.runs.num_steps), strict=True))
+    measures = in_threads(lambda key: measure_round(results, key, means[key]), list(means))
+    found: dict[CaseKey, list[RoundMeasures]] = defaultdict(list)
+    for key, measured in zip(means, measures, strict=True):
+        found[key[:3]].append(measured)
+    return {case: _over_rounds(rounds) for case, rounds in found.items()}
+
+
+def _over_rounds(rounds: list[RoundMeasures]) -> dict[str, float]:
+    row: dict[str, float] = {}
+    for name in ("step_time_p50_s", "step_time_p95_s", "communication_fraction"):
+        if values := [v for r in rounds if (v := getattr(r, name)) is not None]:
+            row[name] = float(np.median(values))
+    for name in BYTES:
+        if sizes := [r.bytes[name] for r in rounds if name in r.bytes]:
+            row[name] = max(sizes)
+    return row
+
+
+def _floats(values: Any) -> Floats:
+    return np.asarray(values.to_numpy(dtype="float64", na_value=np.nan), dtype=np.float64)
+
+
+def _first(values: Any) -> Any:
+    known = values.dropna()
+    return known.iloc[0] if len(known) else None
+
+
+def rows(results: Results) -> list[dict[str, Any]]:
+    """One object a case, as `--json` prints it: plain data, null where a number does not apply."""
+    return [_row({k: None if pd.isna(v) else v for k, v in row.items()}) for row in _records(results)]
+
+
+def _records(results: Results) -> list[dict[str, Any]]:
+    return [{str(k): v for k, v in row.items()} for row in summary(results).to_dict("records")]
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    peak = row["peak_device_bytes"] if row["peak_device_bytes"] is not None else row["peak_rss_bytes"]
+    return {
+        "track": row["track"],
+        "case": row["case"],
+        "peer": row["peer"],
+        "layout": {
+            "data": row["data_size"],
+            "pipeline": row["pipeline_size"],
+            "tensor": row["tensor_size"],
+            "nodes": row["num_nodes"],
+        },
+        "strategy": {axis: row[f"{axis}_strategy"] for axis in ("data", "pipeline", "tensor")},
+        "status": row["status"],
+        "reason": row["reason"],
+        "gate": row["gate"],
+        "rounds": row["rounds"],
+        "tokens_per_s": row["tokens_per_s"],
+        "tokens_per_s_low": row["tokens_per_s_low"],
+        "tokens_per_s_high": row["tokens_per_s_high"],
+        "step_time_s": row["step_time_s"],
+        "ratio_to_control": row["ratio_to_control"],
+        "bytes": {
+            "parameters": row["parameter_bytes"],
+            "gradients": row["gradient_bytes"],
+            "optimizer": row["optimizer_bytes"],
+            "activations": row["activation_bytes"],
+            "peak": peak,
+        },
+        "communication_fraction": row["communication_fraction"],
+        "bubble": {"theory": None, "simulated": None, "measured": None},
+    }

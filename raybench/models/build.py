@@ -1,0 +1,87 @@
+"""Makes the model that a workload names, with values that depend on the seed alone."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raybench.data.batches import IGNORED_LABEL
+from raybench.errors import RequestError
+from raybench.models.gpt import GPT
+from raybench.parallel.strategy import LossSum
+from raybench.suite.track import Precision, Workload
+
+
+def build_model(workload: Workload, device: torch.device, seed: int) -> nn.Module:
+    """The workload's model on `device`, trained from values that `seed` determines.
+
+    Raises:
+        RequestError: a model of one's own cannot be imported, or does not return a torch module.
+    """
+    config = workload.model
+    if config.name == "gpt":
+        with torch.device("meta"):
+            gpt = GPT(config, workload.sequence_length, recompute=workload.recompute == "full")
+        gpt.to_empty(device=device)
+        gpt.tie_weights()
+        initialize(gpt, seed)
+        model: nn.Module = gpt
+    else:
+        torch.manual_seed(seed)
+        model = _own_model(config.name, config.options).to(device)
+    if workload.compile:
+        for block in getattr(model, "blocks", [model]):
+            block.compile()
+    return model
+
+
+@torch.no_grad()
+def initialize(model: GPT, seed: int) -> None:
+    """Fill every parameter from a generator of its own, seeded by `seed` and the parameter's name."""
+    for name, parameter in model.named_parameters():
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        value = torch.empty(parameter.shape, dtype=parameter.dtype)
+        model.initialize_parameter(name, value, generator)
+        parameter.copy_(value)
+
+
+def _own_model(name: str, options: dict[str, object]) -> nn.Module:
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise RequestError(f"workload.model.name: {name!r} cannot be imported ({error})") from None
+    try:
+        model = function(**options)
+    except TypeError as error:
+        raise RequestError(f"workload.model.name: {name!r} cannot be called with options {options} ({error})") from None
+    if not isinstance(model, nn.Module):
+        raise RequestError(f"workload.model.name: {name!r} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def make_loss_sum(model: nn.Module, precision: Precision) -> LossSum:
+    """How the workload turns one micro-batch into a summed loss: cross-entropy over the labels that are not -100.
+
+    A model of one's own may bring its own `loss(outputs, labels)`, which must be a sum too. With `bf16`, forward and
+    loss run under autocast.
+    """
+    own = getattr(model, "loss", None)
+
+    def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+
+    loss = own if callable(own) else cross_entropy
+
+    def loss_sum(forward: Callable[..., Tensor], inputs: Mapping[str, Tensor], labels: Tensor) -> Tensor:
+        with torch.autocast(labels.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            summed: Tensor = loss(forward(**inputs), labels)
+            return summed
+
+    return loss_sum

@@ -1,0 +1,97 @@
+"""Every strategy there is, by axis and name; adding one is a file and a line here.
+
+Nothing is imported until it is used: `raybench list` knows all names without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from raybench.errors import unknown
+
+if TYPE_CHECKING:
+    from raybench.suite.track import Layout, StrategyNames
+
+AxisName = Literal["data", "pipeline", "tensor"]
+AXES: tuple[AxisName, ...] = ("data", "pipeline", "tensor")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a strategy lives (`module:Class`), whose it is, and the options it knows with their kinds."""
+
+    target: str
+    library: str | None = None
+    options: Mapping[str, type] = field(default_factory=dict)
+    requires: str | None = None
+    """A package that must be installed, beyond raybench's own."""
+
+
+REGISTRY: dict[AxisName, dict[str, Entry]] = {
+    "data": {
+        "naive": Entry("raybench.parallel.data.naive:Naive"),
+        "accumulated": Entry("raybench.parallel.data.accumulated:Accumulated"),
+        "hooked": Entry("raybench.parallel.data.hooked:Hooked"),
+        "overlapped": Entry("raybench.parallel.data.overlapped:Overlapped"),
+        "bucketed": Entry("raybench.parallel.data.bucketed:Bucketed", options={"bucket_mib": float}),
+        "torch-ddp": Entry("raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}),
+        "deepspeed-0": Entry("raybench.parallel.peers.deepspeed_ddp:DeepSpeed0", "deepspeed", requires="deepspeed"),
+    },
+    "pipeline": {},
+    "tensor": {},
+}
+
+
+def entry(axis: AxisName, name: str) -> Entry:
+    """The registered strategy `name` of an axis; an unknown one raises RequestError with the nearest."""
+    if name not in REGISTRY[axis]:
+        raise unknown(f"strategy.{axis}", name, REGISTRY[axis])
+    return REGISTRY[axis][name]
+
+
+def library_of(strategy: StrategyNames) -> str | None:
+    """The library whose implementation is used on any axis, or None when all are hand-written."""
+    for axis in AXES:
+        name = getattr(strategy, axis)
+        if name is not None and (library := entry(axis, name).library):
+            return library
+    return None
+
+
+def check_case(layout: Layout, strategy: StrategyNames, options: Mapping[str, Any]) -> None:
+    """Refuse axes without a strategy, strategies without an axis, and options that no strategy knows.
+
+    Raises:
+        ValueError: in words that follow the place of the case in its file.
+    """
+    from raybench.suite.track import nearest_divisors
+
+    known: dict[str, type] = {}
+    for axis in AXES:
+        size, name = getattr(layout, axis), getattr(strategy, axis)
+        if size > 1 and name is None:
+            raise ValueError(
+                f"strategy.{axis} is missing for layout.{axis} {size} (allowed: {', '.join(REGISTRY[axis])})"
+            )
+        if name is not None:
+            try:
+                known.update(entry(axis, name).options)
+            except Exception as error:
+                raise ValueError(str(error)) from None
+            if size == 1:
+                raise ValueError(f"strategy.{axis}: {name!r} needs layout.{axis} of at least 2, not 1")
+    if layout.nodes > layout.num_ranks:
+        raise ValueError(f"layout.nodes: {layout.nodes} is more than the layout's {layout.num_ranks} ranks")
+    if layout.num_ranks % layout.nodes:
+        raise ValueError(
+            f"layout.nodes: {layout.nodes} does not divide the layout's {layout.num_ranks} ranks "
+            f"(nearest: {nearest_divisors(layout.num_ranks, layout.nodes)})"
+        )
+    for key, value in options.items():
+        if key not in known:
+            raise ValueError(str(unknown("options", key, known)))
+        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        if not number or not isinstance(value, int | known[key]):
+            raise ValueError(f"options.{key}: {value!r} is not allowed (a {known[key].__name__} above 0)")

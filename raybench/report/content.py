@@ -1,0 +1,244 @@
+"""What a report says, before it is laid out: one section a track, and where everything was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from raybench.analysis.comparison import Ranking, Ratio, rank_cases, rates, scaling
+from raybench.analysis.metrics import summary
+from raybench.analysis.statistics import Estimate
+from raybench.report.text import count, interval, known, number, percent, plain, size, words
+
+if TYPE_CHECKING:
+    from raybench.results.reader import Results
+
+WIDEST = 4
+"""Largest quotient of an interval's ends that a sentence still mentions."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One track: its question, its cases, and the answer in words."""
+
+    track: str
+    title: str
+    question: str | None
+    suite_id: str
+    workload: str
+    """What was trained, and how long it was measured."""
+    answer: tuple[str, ...]
+    cases: pd.DataFrame
+    """Rows of `summary`."""
+    rates: pd.DataFrame
+    """Tokens per second by round and case."""
+
+    @property
+    def rows(self) -> list[Any]:
+        """The cases one by one, their columns as attributes."""
+        return list(self.cases.itertuples(index=False))
+
+    @property
+    def failures(self) -> list[tuple[str, str, str]]:
+        """Case, status and reason of what has no measurement."""
+        return [
+            (plain(row.case), words(row.status), plain(row.reason) if known(row.reason) else "no reason was recorded")
+            for row in self.rows
+            if row.status != "ok"
+        ]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that a report shows."""
+
+    sections: tuple[Section, ...]
+    facts: Mapping[str, str]
+    """Hardware, scale and versions, each in a few words."""
+    warnings: tuple[str, ...] = field(default=())
+    """What a reader has to know before trusting a number."""
+
+
+def build(results: Results) -> Report:
+    """The report of the newest suite of every track in `results`."""
+    newest = results.latest()
+    whole = summary(newest)
+    sections = [
+        _section(newest, cases.reset_index(drop=True))
+        for _, cases in whole.groupby(["track"], sort=True, observed=True)
+    ]
+    warnings = [*_warnings(newest), *(f"Left out: {plain(problem)}" for problem in results.problems)]
+    if older := len(results.suite_ids) - len(newest.suite_ids):
+        warnings.append(f"{count(older, 'older suite')} in {results.folder} not shown (name one: FOLDER@SUITE_ID)")
+    return Report(tuple(sections), _facts(newest), tuple(warnings))
+
+
+def _section(results: Results, cases: pd.DataFrame) -> Section:
+    track, suite_id = str(cases.track.iloc[0]), str(cases.suite_id.iloc[0])
+    asked = results.asked(suite_id, track)
+    runs = results.runs[(results.runs.track == track) & (results.runs.suite_id == suite_id)]
+    speeds = rates(runs)
+    return Section(
+        track=track,
+        title=plain(asked.get("title") or track),
+        question=plain(asked["question"]) if asked.get("question") else None,
+        suite_id=suite_id,
+        workload=_workload(runs),
+        answer=_answer(cases, speeds),
+        cases=cases,
+        rates=speeds,
+    )
+
+
+def _workload(runs: pd.DataFrame) -> str:
+    """In one line, from the first row that knows."""
+    row = {name: _one(runs[name]) for name in runs.columns}
+    parts = [plain(row["model"] or "model unknown")]
+    if row["num_parameters"] is not None:
+        parts.append(f"{number(row['num_parameters'] / 1e6)}M parameters")
+    if row["sequence_length"] is not None:
+        parts.append(f"sequence {row['sequence_length']}")
+    if row["micro_batch_size"] is not None:
+        parts.append(f"micro-batch {row['micro_batch_size']} × {row['num_micro_batches']} a data rank")
+    parts += [plain(row[name]) for name in ("precision", "optimizer") if row[name] is not None]
+    parts += ["TF32"] if row["tf32"] else []
+    parts += ["recomputation"] if row["recompute"] not in (None, "none") else []
+    parts += ["compiled"] if row["compiled"] else []
+    if row["num_steps"] is not None:
+        parts.append(f"windows of {row['num_steps']} steps after {row['num_warmup_steps']} of warm-up")
+    return ", ".join(parts)
+
+
+def _answer(cases: pd.DataFrame, speeds: pd.DataFrame) -> tuple[str, ...]:
+    ranking = rank_cases(cases, speeds)
+    if ranking is None:
+        passed = int(((cases.status == "ok") & (cases.gate == "passed")).sum())
+        verified = f" {count(passed, 'case')} passed the gate." if passed else ""
+        return (f"No case was timed.{verified}",)
+    return (_winner(cases, ranking), *map(_scaled, scaling(cases, speeds)))
+
+
+def _winner(cases: pd.DataFrame, ranking: Ranking) -> str:
+    best = ranking.cases[0]
+    row = cases[cases.case == best].iloc[0]
+    rate = Estimate(row.tokens_per_s, _known(row.tokens_per_s_low), _known(row.tokens_per_s_high), int(row.rounds))
+    speed = f"{number(rate.value, 4)} tokens/s{_between(rate, '95 % interval ')}"
+    if ranking.over_second is None:
+        return f"{best} alone was timed: {speed}."
+    second = ranking.over_second
+    if second.estimate.low is None:
+        sentence = f"{best} was fastest in the only round, {speed}: {_times(second)}; one round gives no interval"
+    elif second.is_clear:
+        sentence = f"{best} was fastest, {speed}: {_times(second)}"
+    else:
+        sentence = f"{best} and {second.other} are the same within noise: {_times(second)}, {best} at {speed}"
+    more = [_times(r) for r in (ranking.over_peer, ranking.over_slowest) if r is not None]
+    return f"{'; '.join([sentence, *more])}."
+
+
+def _times(ratio: Ratio) -> str:
+    return f"{number(ratio.estimate.value, 4)} × {ratio.other}{_between(ratio.estimate)}"
+
+
+def _between(estimate: Estimate, name: str = "") -> str:
+    """An interval in brackets, or that it says nothing."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    if estimate.high > WIDEST * estimate.low:
+        return f" (no useful interval from {count(estimate.num_rounds, 'round')})"
+    return f" ({name}{interval(estimate.low, estimate.high, 4)})"
+
+
+def _known(value: Any) -> float | None:
+    return float(value) if known(value) else None
+
+
+def _scaled(ratio: Ratio) -> str:
+    estimate = ratio.estimate
+    between = ""
+    if estimate.low is not None:
+        between = f" ({percent(estimate.low)} – {percent(estimate.high)})"
+    return f"A rank of {ratio.case} keeps {percent(estimate.value)}{between} of the speed of a rank of {ratio.other}."
+
+
+def _facts(results: Results) -> dict[str, str]:
+    runs = results.runs
+    environments = [_environment(text) for text in runs.environment.dropna().unique()]
+    nodes = {str(n.get("address")): n for e in environments for n in e.get("nodes", []) if isinstance(n, dict)}
+    device = _all(runs.device)
+    if memory := _all(runs.device_memory_bytes, size):
+        device += f" of {memory}"
+    facts = {
+        "Device": device,
+        "Nodes": ", ".join(_node(node) for node in nodes.values()),
+        "Backend": _all(runs.backend),
+        "Launcher": ", ".join(sorted({plain(e["launcher"]) for e in environments if "launcher" in e})),
+        "Scale": _all(runs.scale),
+        "Measured": _period(runs.started_at.dropna()),
+        "raybench": _version(runs),
+        "torch": _all(runs.torch_version),
+        "Ray": _all(runs.ray_version),
+        "NCCL": _all(runs.nccl_version),
+        "Python": _all(runs.python_version),
+        "Suites": ", ".join(results.suite_ids),
+        "Results": plain(results.folder),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _node(node: Mapping[str, Any]) -> str:
+    parts = [f"{node['num_cpus']:g} CPUs"] if isinstance(node.get("num_cpus"), int | float) else []
+    parts += [size(node["memory_bytes"])] if isinstance(node.get("memory_bytes"), int) else []
+    gpus = node.get("gpus") or []
+    parts += [f"{gpus.count(gpu)} × {plain(gpu)}" for gpu in sorted(set(gpus))]
+    return f"{plain(node.get('host') or node.get('address'))} ({', '.join(parts)})"
+
+
+def _version(runs: pd.DataFrame) -> str:
+    version = _all(runs.raybench_version)
+    if commit := _all(runs.git_commit, lambda text: str(text)[:10]):
+        version += f", commit {commit}"
+    return f"{version}, with uncommitted changes" if runs.git_dirty.fillna(False).any() else version
+
+
+def _period(times: Any) -> str:
+    if times.empty:
+        return ""
+    first, last = (f"{t:%Y-%m-%d %H:%M}" for t in (times.min(), times.max()))
+    return f"{first} UTC" if first == last else f"{first} – {last[11:] if first[:10] == last[:10] else last} UTC"
+
+
+def _warnings(results: Results) -> list[str]:
+    runs = results.runs
+    found = []
+    environments = [_environment(text) for text in runs.environment.dropna().unique()]
+    if any(e.get("ranks_share_cores") for e in environments):
+        found.append("Ranks shared CPU cores: times say little about computing, more about waiting and the network.")
+    if (runs.scale == "smoke").any():
+        found.append("Scale smoke: small models, to show that everything works; conclusions need scale full.")
+    if (runs.gate_scope == "reduced").any():
+        found.append("Some gates ran with fewer layers, since the control did not fit the device.")
+    return found
+
+
+def _environment(text: Any) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _one(values: Any) -> Any:
+    kept = values.dropna()
+    return kept.iloc[0] if len(kept) else None
+
+
+def _all(values: Any, show: Any = plain) -> str:
+    """Every different value, in the order in which they come."""
+    seen: Sequence[Any] = list(dict.fromkeys(values.dropna()))
+    return ", ".join(str(show(value)) for value in seen)

@@ -1,0 +1,94 @@
+"""The report as Markdown: `BENCHMARK_SUMMARY.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from raybench.report.content import Report, Section
+from raybench.report.terminal import peak_bytes, speed, state_bytes
+from raybench.report.text import interval, known, markdown, milliseconds, number, percent, size, whole, words
+
+FILE_NAME = "BENCHMARK_SUMMARY.md"
+
+COLUMNS: dict[str, Callable[[Any], str]] = {
+    "case": lambda row: markdown(row.case) + (" (peer)" if known(row.peer) else ""),
+    "ranks": lambda row: whole(row.num_ranks),
+    "nodes": lambda row: whole(row.num_nodes),
+    "gate": lambda row: words(row.gate),
+    "tokens/s": lambda row: speed(row) if row.status == "ok" else f"**{speed(row)}**",
+    "95 % interval": lambda row: interval(row.tokens_per_s_low, row.tokens_per_s_high, 4) or "–",
+    "rounds": lambda row: whole(row.rounds),
+    "× control": lambda row: number(row.ratio_to_control),
+    "step, ms": lambda row: milliseconds(row.step_time_s),
+    "exposed comm.": lambda row: percent(row.communication_fraction),
+    "state a rank": lambda row: size(state_bytes(row)),
+    "peak a rank": lambda row: size(peak_bytes(row)),
+}
+TEXT_COLUMNS = ("case", "gate")
+
+HOW_TO_READ = """\
+- **gate**: every gradient, and the parameters after a step, were compared with a single-process run of the same model
+  on the same batch. A case whose gate failed has no throughput.
+- **tokens/s**: global tokens of a timed window ÷ its length until the last rank ended; median over rounds, with an
+  interval that holds the true median in 95 % of repetitions. One round has no interval.
+- **× control**: tokens/s ÷ (ranks × tokens/s of one process on one rank's batch), measured in the same rounds.
+- **exposed comm.**: the share of a step in which a rank waited for communication, from instrumented steps outside
+  the window.
+- **state a rank**: parameters, gradients and optimizer state of the rank that holds most. **peak a rank**: of the
+  device's memory; on a CPU of the whole process, libraries included.
+- **peer**: a library's own implementation of the same thing.
+- A case without numbers did not run to its end; the reason is below its table. It is not zero."""
+
+
+def render(report: Report, figures: Sequence[str] = ()) -> str:
+    """The whole document, with the figures that lie beside it."""
+    lines = ["# Benchmark summary", ""]
+    for warning in report.warnings:
+        lines += [f"> {markdown(warning)}", ">"]
+    if report.warnings:
+        lines[-1] = ""
+    for section in report.sections:
+        lines += _section(section)
+    if figures:
+        lines += ["## Figures", "", *(f"![{name.removesuffix('.png')}]({name})" for name in figures), ""]
+    lines += ["## Where and with what", "", *_grid(["", ""], [[k, markdown(v)] for k, v in report.facts.items()])]
+    lines += ["", "## How to read this", "", HOW_TO_READ, ""]
+    return "\n".join(lines)
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield from (f"## {markdown(section.title)}", "")
+    if section.question:
+        yield from (f"*{markdown(section.question)}*", "")
+    for sentence in section.answer:
+        yield from (f"**{markdown(sentence)}**", "")
+    rows = section.rows
+    columns = {name: [cell(row) for row in rows] for name, cell in COLUMNS.items()}
+    columns = {name: cells for name, cells in columns.items() if any(cell != "–" for cell in cells)}
+    cells = [list(row) for row in zip(*columns.values(), strict=True)]
+    yield from _grid(list(columns), cells, left=TEXT_COLUMNS)
+    yield ""
+    for case, status, reason in section.failures:
+        yield f"- {markdown(case)}: **{status}**, {markdown(reason)}"
+    if section.failures:
+        yield ""
+    yield from (f"Track `{section.track}`, suite `{section.suite_id}`: {markdown(section.workload)}.", "")
+
+
+def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ("",)) -> Iterator[str]:
+    """A Markdown table that also reads as plain text."""
+    widths = [max(len(cell) for cell in column) for column in zip(titles, *rows, strict=True)]
+    widths = [max(width, 3) for width in widths]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(_pad(c, w, t in left) for c, w, t in zip(cells, widths, titles, strict=True)) + " |"
+
+    yield line(titles)
+    yield line(["-" * w if t in left else "-" * (w - 1) + ":" for w, t in zip(widths, titles, strict=True)])
+    for row in rows:
+        yield line(row)
+
+
+def _pad(text: str, width: int, left: bool) -> str:
+    return text.ljust(width) if left else text.rjust(width)

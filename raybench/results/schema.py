@@ -1,0 +1,142 @@
+"""The tables of the results store: names, columns, types and keys.
+
+Column types are given by the short names below, so that this module needs neither pandas nor pyarrow. Times are int64
+nanoseconds, sizes int64 bytes, unknown is null. Within a major version columns are only ever added.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+SCHEMA_MAJOR = 1
+SCHEMA_MINOR = 0
+
+ColumnType = Literal["text", "int", "float", "bool", "timestamp"]
+Status = Literal["ok", "failed", "out_of_memory", "timeout", "crashed", "skipped"]
+Gate = Literal["passed", "failed", "not_run"]
+
+STATUSES: tuple[Status, ...] = ("ok", "failed", "out_of_memory", "timeout", "crashed", "skipped")
+
+_KEY: dict[str, ColumnType] = {"suite_id": "text", "track": "text", "case": "text", "round": "int"}
+
+RUNS: dict[str, ColumnType] = {
+    **_KEY,
+    "attempt": "int",
+    "started_at": "timestamp",
+    "status": "text",
+    "reason": "text",
+    "gate": "text",
+    "gate_scope": "text",
+    "gate_worst_parameter": "text",
+    "gate_worst_error": "float",
+    "scale": "text",
+    "peer": "text",
+    "data_strategy": "text",
+    "pipeline_strategy": "text",
+    "tensor_strategy": "text",
+    "data_size": "int",
+    "pipeline_size": "int",
+    "tensor_size": "int",
+    "num_ranks": "int",
+    "num_nodes": "int",
+    "model": "text",
+    "weights": "text",
+    "num_parameters": "int",
+    "sequence_length": "int",
+    "micro_batch_size": "int",
+    "num_micro_batches": "int",
+    "tokens_per_step": "int",
+    "precision": "text",
+    "tf32": "bool",
+    "optimizer": "text",
+    "recompute": "text",
+    "compiled": "bool",
+    "data": "text",
+    "seed": "int",
+    "workload_hash": "text",
+    "num_warmup_steps": "int",
+    "num_steps": "int",
+    "window_ns": "int",
+    "tokens": "int",
+    "loss": "float",
+    "control_window_ns": "int",
+    "control_tokens": "int",
+    "gate_ns": "int",
+    "build_ns": "int",
+    "warmup_ns": "int",
+    "instrumented_ns": "int",
+    "backend": "text",
+    "device": "text",
+    "device_memory_bytes": "int",
+    "nccl_version": "text",
+    "torch_version": "text",
+    "ray_version": "text",
+    "python_version": "text",
+    "raybench_version": "text",
+    "git_commit": "text",
+    "git_dirty": "bool",
+    "environment": "text",
+}
+
+RANKS: dict[str, ColumnType] = {
+    **_KEY,
+    "rank": "int",
+    "node": "text",
+    "node_rank": "int",
+    "local_rank": "int",
+    "device_index": "int",
+    "clock_offset_ns": "int",
+    "clock_error_ns": "int",
+    "parameter_bytes": "int",
+    "gradient_bytes": "int",
+    "optimizer_bytes": "int",
+    "activation_bytes": "int",
+    "peak_device_bytes": "int",
+    "peak_rss_bytes": "int",
+    "last_operation": "text",
+    "stack": "text",
+}
+
+STEPS: dict[str, ColumnType] = {
+    **_KEY,
+    "rank": "int",
+    "step": "int",
+    "begin_ns": "int",
+    "duration_ns": "int",
+    "loss": "float",
+    "gradient_norm": "float",
+    "tokens": "int",
+}
+
+EVALUATIONS: dict[str, ColumnType] = {
+    **_KEY,
+    "step": "int",
+    "loss": "float",
+    "accuracy": "float",
+    "num_samples": "int",
+}
+
+OPERATIONS: dict[str, ColumnType] = {
+    **_KEY,
+    "rank": "int",
+    "sequence": "int",
+    "step": "int",
+    "kind": "text",
+    "label": "text",
+    "axis": "text",
+    "group_size": "int",
+    "payload_bytes": "int",
+    "wire_bytes": "int",
+    "begin_ns": "int",
+    "end_ns": "int",
+    "wait_ns": "int",
+    "exposed_ns": "int",
+}
+
+TABLES: dict[str, dict[str, ColumnType]] = {
+    "runs": RUNS,
+    "ranks": RANKS,
+    "steps": STEPS,
+    "evaluations": EVALUATIONS,
+    "operations": OPERATIONS,
+}

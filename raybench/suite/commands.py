@@ -1,0 +1,180 @@
+"""What the commands do; each returns its answer and prints nothing but progress."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raybench.errors import RequestError, unknown
+from raybench.suite.answer import Answer, document
+
+if TYPE_CHECKING:
+    from raybench.suite.driver import Outcome
+    from raybench.suite.request import Request
+
+DOCTOR_KINDS = ("topo", "nccl", "watchdog")
+
+
+def list_command(*, on_cluster: bool) -> Answer:
+    """Tracks and cases; with `on_cluster` against the Ray cluster and with its nodes, else against this machine."""
+    from raybench.suite.cluster import probe_local
+    from raybench.suite.listing import cluster_text, describe_cluster, list_text, listed_rows, plan_suite
+
+    if on_cluster:
+        from raybench.suite.embedded import connect
+        from raybench.suite.session import probe_connected
+
+        with connect():
+            cluster = probe_connected()
+    else:
+        cluster = probe_local()
+    plans = plan_suite(cluster)
+    text = list_text(plans, cluster)
+    if on_cluster:
+        text = f"{cluster_text(cluster)}\n\n{text}"
+    return Answer(text=text, document=document(0, rows=listed_rows(plans), cluster=describe_cluster(cluster)))
+
+
+def run_command(request: Request, *, dry_run: bool) -> Answer:
+    """Measure, or with `dry_run` say what would be measured."""
+    from raybench.suite.planned import plan_text, planned_rows
+    from raybench.suite.progress import for_stream
+    from raybench.suite.request import new_suite_id
+    from raybench.suite.session import connected, drive, prepare
+
+    request.check()
+    check_writable(request.results)
+    if dry_run:
+        with connected(request) as cluster:
+            prepared = prepare(request, cluster)
+        rows = planned_rows(prepared)
+        code = 0 if any(row["runs"] for row in rows) else 1
+        return Answer(
+            exit_code=code, text=plan_text(prepared), document=document(code, rows=rows, scale=prepared.scale)
+        )
+    suite_id = new_suite_id()
+    with _suite_folders(request, suite_id), connected(request) as cluster:
+        prepared = prepare(request, cluster)
+        with for_stream() as progress:
+            progress.note(f"cluster: {cluster.describe()}; scale {prepared.scale}")
+            for note in prepared.notes:
+                progress.note(note)
+            suite_id, outcome = drive(request, prepared, progress, suite_id=suite_id)
+    return _run_answer(request, suite_id, outcome)
+
+
+def check_writable(results: str) -> None:
+    """Refuse a results folder that cannot be written, before anything starts.
+
+    Raises:
+        RequestError: in one sentence.
+    """
+    if "://" in results:
+        return
+    place = Path(results).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise RequestError(f"--results {results}: {place} is not a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise RequestError(f"--results {results}: {place} cannot be written")
+
+
+@contextmanager
+def _suite_folders(request: Request, suite_id: str) -> Iterator[None]:
+    """Make a new suite's folders before anything starts, so that what is wrong with the store shows then."""
+    from raybench.results.schema import TABLES
+    from raybench.results.store import Writer
+
+    if request.resume is None:
+        Writer(request.results, suite_id).check()
+    try:
+        yield
+    finally:
+        for table in () if "://" in request.results else TABLES:
+            with suppress(OSError):
+                (Path(request.results) / table / suite_id).rmdir()  # only where it stayed empty
+
+
+def _run_answer(request: Request, suite_id: str, outcome: Outcome) -> Answer:
+    """The suite's table and rows, as they are in the store."""
+    from raybench.analysis.metrics import rows
+    from raybench.report.terminal import table
+    from raybench.results.folder import open_folder
+    from raybench.results.store import load
+
+    errors = list(outcome.errors)
+    code = outcome.exit_code
+    told, found = None, []
+    try:
+        results = load(request.results, suite_id)
+        told, found = table(results), rows(results)
+    except RequestError as error:
+        errors.append(str(error))
+        code = code or 1
+    place = str(open_folder(request.results))
+    text = "\n".join([*(f"raybench: {error}" for error in errors), where_rows_are(place, suite_id)])
+    body = document(code, rows=found, errors=errors, suite_id=suite_id, results=place, notes=outcome.notes)
+    return Answer(exit_code=code, table=told, text=text, document=body)
+
+
+def where_rows_are(results: str, suite_id: str) -> str:
+    """Where to find the rows, and from a Ray job's node how to copy them down."""
+    from raybench.suite.request import inside_ray_job
+
+    lines = [f"suite {suite_id}: rows in {results}"]
+    if inside_ray_job() and "://" not in results:
+        path = Path(results).absolute()
+        home = Path.home()
+        shown = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+        lines.append(f"copy them down: ray rsync-down CLUSTER.yaml '{shown}/' results/")
+    return "\n".join(lines)
+
+
+def report_command(results: str, out: Path) -> Answer:
+    """The table, and the report's files."""
+    from raybench.analysis.metrics import rows
+    from raybench.report.terminal import table
+    from raybench.report.write import write_report
+    from raybench.results.store import load
+
+    loaded = load(results)
+    files = [str(path) for path in write_report(loaded, out)]
+    text = "\n".join(f"wrote {path}" for path in files)
+    body = document(0, rows=rows(loaded), results=str(loaded.folder), files=files, problems=loaded.problems)
+    return Answer(table=table(loaded), text=text, document=body)
+
+
+def schedule_command(
+    name: str, *, stages: int, micro_batches: int, chunks: int | None, times: str | None, png: Path | None
+) -> Answer:
+    """One pipeline schedule, checked and simulated."""
+    from raybench.parallel.pipeline.show import as_text, describe, parse_times, picture
+
+    given = None if times is None else parse_times(times)
+    body = describe(name, stages, micro_batches, chunks, given)
+    text = as_text(body)
+    if png is not None:
+        picture(png, name, stages, micro_batches, chunks, given)
+        body, text = {**body, "png": str(png)}, f"{text}\n\nwrote {png}"
+    return Answer(text=text, document=document(0, **body))
+
+
+def doctor_command(arguments: Sequence[str]) -> Answer:
+    """What files of topology, NCCL logs and watchdog reports say; several are read as one story."""
+    from raybench.doctor.read import read_file, story
+    from raybench.doctor.render import render
+
+    if not arguments or len(arguments) % 2:
+        kinds = "|".join(DOCTOR_KINDS)
+        raise RequestError(f"doctor: give pairs of {kinds} and FILE, such as: raybench doctor nccl job.log")
+    pairs = list(zip(arguments[::2], map(Path, arguments[1::2]), strict=True))
+    for kind, _ in pairs:
+        if kind not in DOCTOR_KINDS:
+            raise unknown("doctor", kind, DOCTOR_KINDS)
+    read = [(kind, path, read_file(kind, path)) for kind, path in pairs]  # type: ignore[arg-type]
+    found = read[0][2] if len(read) == 1 else story(read)
+    return Answer(text=render(found).rstrip(), document=document(0, **found))

@@ -1,0 +1,46 @@
+"""What is handed to the workers of one TorchTrainer job: everything they need, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from raybench.suite.track import ResolvedTrack
+
+
+class RoundKey(BaseModel):
+    """One round of one case."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    case: str
+    round: int
+
+
+class Job(BaseModel):
+    """One attempt at a track."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    suite_id: str
+    attempt: int
+    track: ResolvedTrack
+    """Holds only the cases of this attempt."""
+    rounds: tuple[RoundKey, ...]
+    """What is left to do, in the order in which to do it."""
+    gate_passed: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    """Gate results of earlier attempts by case: those cases are not gated again."""
+    verify_only: bool = False
+    """The gate alone, nothing timed."""
+    backend: str = "gloo"
+    """`nccl` where every rank has a GPU of its own, else `gloo`."""
+    world_size: int
+    deadline_unix_s: float | None = None
+    """When the budget of this track ends: no later round is begun once every case has had one."""
+    sink_address: tuple[str, int]
+    sink_key: str
+    """Hexadecimal secret that opens the sink."""
+    environment: Mapping[str, str] = Field(default_factory=dict)
+    """Environment variables (NCCL settings) set in every worker before its group is made."""

@@ -1,0 +1,97 @@
+"""`raybench list`: the suite's tracks and cases, what each needs, and whether it can run here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from raybench.suite.catalog import whole_suite
+from raybench.suite.cluster import Cluster
+from raybench.suite.plan import TrackPlan, plan_track
+from raybench.suite.track import Case
+
+
+def plan_suite(cluster: Cluster) -> list[TrackPlan]:
+    """Every track of the suite at the scale that this cluster gets by default."""
+    scale = cluster.default_scale
+    return [plan_track(target.track.resolve(scale), cluster) for target in whole_suite()]
+
+
+def describe_case(track: str, case: Case) -> dict[str, Any]:
+    """The columns that say which case a row is about."""
+    return {
+        "track": track,
+        "case": case.name,
+        "peer": case.peer,
+        "layout": case.layout.model_dump(),
+        "strategy": case.strategy.model_dump(),
+    }
+
+
+def listed_rows(plans: Sequence[TrackPlan]) -> list[dict[str, Any]]:
+    """One object a case."""
+    rows = []
+    for plan in plans:
+        reasons = {case.name: reason for case, reason in plan.skipped}
+        for case in plan.track.cases:
+            rows.append(
+                {
+                    **describe_case(plan.track.track, case),
+                    "title": plan.track.title,
+                    "scale": plan.track.scale,
+                    "num_ranks": case.layout.num_ranks,
+                    "runs": case.name not in reasons,
+                    "reason": reasons.get(case.name),
+                }
+            )
+    return rows
+
+
+def describe_cluster(cluster: Cluster) -> list[dict[str, Any]]:
+    """One object a node."""
+    return [asdict(node) for node in cluster.nodes]
+
+
+def list_text(plans: Sequence[TrackPlan], cluster: Cluster) -> str:
+    """Tracks and cases for a person."""
+    width = max((len(case.name) for plan in plans for case in plan.track.cases), default=0)
+    lines = [f"here: {cluster.describe()}; scale {cluster.default_scale}"]
+    for plan in plans:
+        lines += ["", f"{plan.track.track}: {plan.track.title}", f"  {plan.track.question}"]
+        reasons = {case.name: reason for case, reason in plan.skipped}
+        for case in plan.track.cases:
+            layout = case.layout
+            nodes = f" on {layout.nodes} nodes" if layout.nodes > 1 else ""
+            needs = f"{layout.num_ranks} ranks ({layout}){nodes}"
+            verdict = f"no: {reasons[case.name]}" if case.name in reasons else "yes"
+            whose = f"peer ({case.peer})" if case.peer else "by hand"
+            lines.append(f"  {case.name:<{width}}  {needs:<24}  {whose:<14}  {verdict}")
+    return "\n".join(lines)
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """Every node for a person."""
+    lines = []
+    for node in cluster.nodes:
+        names = ", ".join(sorted({gpu.name for gpu in node.gpus}))
+        gpus = f"{node.free_gpus} of {len(node.gpus)} GPUs free ({names})" if node.gpus else "no GPU"
+        lines.append(
+            f"node {node.address} ({node.host}): {node.cpu_model}, "
+            f"{node.free_cpus:g} of {node.total_cpus:g} CPUs free, {node.memory_bytes / 2**30:.0f} GiB, {gpus}, "
+            f"interface {node.interface or 'unknown'}"
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in cluster.versions.items())
+    return "\n".join([*lines, f"versions: {versions}", _nccl_text()])
+
+
+def _nccl_text() -> str:
+    """Which NCCL settings the cluster chose, and which there are."""
+    from raybench.suite.nccl_env import VARIABLE, load_environments, resolve, selected
+
+    known = f"--nccl-env knows {', '.join(load_environments())}"
+    chosen = selected()
+    if chosen is None:
+        return f"NCCL settings: none chosen by the cluster; {known}"
+    settings = " ".join(f"{name}={value}" for name, value in resolve(chosen, VARIABLE).items())
+    return f"NCCL settings: {chosen} ({settings}); {known}"

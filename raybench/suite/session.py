@@ -1,0 +1,139 @@
+"""A request from its check to its last row: find the cluster, plan, drive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from raybench.errors import RequestError
+from raybench.suite.cluster import Cluster, probe_local, probe_ray
+from raybench.suite.driver import Driver, Outcome
+from raybench.suite.estimate import estimate_track
+from raybench.suite.interrupts import orderly
+from raybench.suite.plan import TrackPlan, plan_track
+from raybench.suite.progress import Progress
+from raybench.suite.request import Request
+from raybench.suite.resume import Recorded, find_suite, read_suite
+from raybench.suite.rows import RowMaker
+from raybench.suite.track import Scale
+from raybench.suite.track_run import Means
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What would run, and on what."""
+
+    cluster: Cluster
+    scale: Scale
+    plans: tuple[TrackPlan, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def prepare(request: Request, cluster: Cluster) -> Prepared:
+    """Plan every track of a request for a cluster."""
+    scale = request.scale or cluster.default_scale
+    plans = tuple(
+        plan_track(track, cluster, peers=request.peers, named=named) for track, named in request.tracks(scale)
+    )
+    notes = []
+    if scale == "full" and not cluster.num_gpus:
+        notes.append("scale full without GPUs: these are sizes for GPUs, a step may take minutes")
+    return Prepared(cluster, scale, plans, tuple(notes))
+
+
+@contextmanager
+def connected(request: Request) -> Iterator[Cluster]:
+    """The cluster that the request is for; an embedded Ray is shut down at the end."""
+    if request.launcher == "torchrun":
+        with orderly():
+            yield probe_local()
+        return
+    from raybench.suite.embedded import connect
+
+    with orderly(), connect(), orderly():
+        yield probe_connected()
+
+
+def probe_connected() -> Cluster:
+    """The cluster that this process is connected to."""
+    return probe_ray(embedded=os.environ.get("RAY_ADDRESS", "") in ("", "local"))
+
+
+def drive(request: Request, prepared: Prepared, progress: Progress, *, suite_id: str) -> tuple[str, Outcome]:
+    """Run what was prepared, as `suite_id` unless it resumes another; the suite's id and how it ended."""
+    from raybench.results.store import Writer
+    from raybench.suite.launch import launcher
+    from raybench.suite.sink import Sink
+
+    record = request.record(prepared.scale)
+    recorded = _recorded(request, prepared, record, progress) or Recorded(suite_id)
+    writer = Writer(request.results, recorded.suite_id, record)
+    writer.check()
+    rows = [
+        RowMaker(
+            suite_id=recorded.suite_id,
+            plan=plan,
+            cluster=prepared.cluster,
+            launcher=request.launcher,
+            nccl_env=request.nccl_env,
+        )
+        for plan in prepared.plans
+    ]
+    host = sink_host(prepared.cluster)
+    driver = Driver(
+        means=Means(
+            store=writer,
+            launcher=launcher(request.launcher),
+            make_sink=lambda: Sink(host),
+            progress=progress,
+            verify_only=request.verify_only,
+            replan=_replanner(request, prepared.cluster, progress),
+        ),
+        budget_s=request.budget_s,
+        estimate_s=lambda plan: estimate_track(plan).seconds,
+        recorded=recorded,
+    )
+    return recorded.suite_id, driver.run(list(zip(prepared.plans, rows, strict=True)))
+
+
+def sink_host(cluster: Cluster) -> str:
+    """The address by which the ranks reach this process."""
+    if cluster.nodes[0].node_id is None:
+        return "127.0.0.1"
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _recorded(request: Request, prepared: Prepared, record: dict[str, object], progress: Progress) -> Recorded | None:
+    """What the suite to go on with has; None for a new one."""
+    if request.resume is None:
+        return None
+    suite_id = find_suite(request.results, request.resume, record)
+    if suite_id is None:
+        progress.note(f"--resume: {request.results} has no suite of this request, so a new one starts")
+        return None
+    return read_suite(request.results, suite_id, prepared.cluster, force=request.force)
+
+
+def _replanner(request: Request, cluster: Cluster, progress: Progress) -> Callable[[TrackPlan], TrackPlan]:
+    """Plans a track again for those nodes that still answer."""
+    current = cluster
+
+    def replan(plan: TrackPlan) -> TrackPlan:
+        nonlocal current
+        if request.launcher == "torchrun":
+            return plan
+        alive = {node.node_id for node in probe_ray(strict=False, timeout_s=20).nodes}
+        gone = [node.address for node in current.nodes if node.node_id not in alive]
+        if not gone:
+            return plan
+        if len(gone) == len(current.nodes):
+            raise RequestError("cluster: no node answers any more")
+        progress.note(f"cluster: {', '.join(gone)} went away; going on with what remains")
+        current = replace(current, nodes=tuple(n for n in current.nodes if n.node_id in alive))
+        return plan_track(plan.track, current, peers=request.peers, named=plan.named)
+
+    return replan

@@ -1,0 +1,225 @@
+"""The one door through which ranks speak to each other: it marks, and on request records, every operation.
+
+Strategies call an `Axis`. Recording is switched on for a few instrumented steps outside the timed window; at all other
+times an operation costs its mark alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+WIRE_FACTOR: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "broadcast": lambda n: (n - 1) / n,
+}
+"""Bytes that a rank sends in each operation, as a multiple of its payload: the mean over the ranks of a ring."""
+
+
+class Marks(Protocol):
+    """Where a rank marks its last operation."""
+
+    def mark(self, text: str) -> None: ...
+
+
+@dataclass
+class Operation:
+    """One recorded operation of one rank; times in nanoseconds of the host clock."""
+
+    sequence: int
+    step: int
+    kind: str
+    label: str
+    axis: str
+    group_size: int
+    payload_bytes: int
+    wire_bytes: int
+    begin_ns: int
+    end_ns: int = 0
+    exposed_ns: int = 0
+
+
+class Recorder:
+    """Keeps the operations of the instrumented steps, and marks every operation at all times."""
+
+    def __init__(self, marks: Marks, device: torch.device) -> None:
+        self.marks = marks
+        self.device = device
+        self.operations: list[Operation] = []
+        self.step: int | None = None
+        self._events: list[tuple[Operation, Any, Any, Any]] = []
+        self._origin: tuple[int, Any] = (0, None)
+
+    @contextmanager
+    def recording(self, step: int) -> Iterator[None]:
+        """Record every operation inside; on a GPU the times come from events of the compute stream."""
+        self.step = step
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            origin = torch.cuda.Event(enable_timing=True)
+            origin.record()
+            self._origin = (time.time_ns(), origin)
+        try:
+            yield
+        finally:
+            self.step = None
+            self._resolve_events()
+
+    def begin(self, kind: str, label: str, axis: Axis, tensor: Tensor) -> Operation | None:
+        self.marks.mark(f"{kind} {label} over {axis.name}")
+        if self.step is None:
+            return None
+        payload = tensor.numel() * tensor.element_size()
+        wire = int(payload * WIRE_FACTOR[kind](axis.size))
+        operation = Operation(
+            len(self.operations), self.step, kind, label, axis.name, axis.size, payload, wire, time.time_ns()
+        )
+        self.operations.append(operation)
+        return operation
+
+    def event(self) -> Any:
+        """A recorded event of the compute stream, or None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def time_by_events(self, operation: Operation, begun: Any, before_wait: Any, after_wait: Any) -> None:
+        self._events.append((operation, begun, before_wait, after_wait))
+
+    def _resolve_events(self) -> None:
+        if not self._events:
+            return
+        torch.cuda.synchronize(self.device)
+        origin_ns, origin = self._origin
+        for operation, begun, before_wait, after_wait in self._events:
+            operation.begin_ns = origin_ns + int(origin.elapsed_time(begun) * 1e6)
+            operation.end_ns = origin_ns + int(origin.elapsed_time(after_wait) * 1e6)
+            operation.exposed_ns = int(before_wait.elapsed_time(after_wait) * 1e6)
+        self._events.clear()
+
+
+class Pending:
+    """An operation under way. `wait` returns once its result may be used by what follows on this rank."""
+
+    def __init__(
+        self,
+        work: dist.Work | None,
+        recorder: Recorder,
+        label: str,
+        operation: Operation | None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        self._work = work
+        self._recorder = recorder
+        self._label = label
+        self.operation = operation
+        self._finish = finish
+        self._begun = recorder.event() if operation is not None else None
+        if operation is not None and work is not None and self._begun is None:
+            work.get_future().add_done_callback(self._note_end)
+
+    def future(self, value: Tensor) -> torch.futures.Future[Tensor]:
+        """A future of `value`, for libraries that wait themselves."""
+        if self._work is None:
+            done: torch.futures.Future[Tensor] = torch.futures.Future()
+            done.set_result(value)
+            return done
+        return self._work.get_future().then(lambda _: value)
+
+    def wait(self) -> None:
+        if self._work is None:
+            return
+        self._recorder.marks.mark(f"wait {self._label}")
+        operation = self.operation
+        if operation is None:
+            self._work.wait()
+        else:
+            before, before_ns = self._recorder.event(), time.time_ns()
+            self._work.wait()
+            after, after_ns = self._recorder.event(), time.time_ns()
+            operation.end_ns = operation.end_ns or after_ns
+            operation.exposed_ns = after_ns - before_ns
+            if before is not None:
+                self._recorder.time_by_events(operation, self._begun, before, after)
+        self._work = None
+        if self._finish is not None:
+            self._finish()
+
+    def _note_end(self, _: object) -> None:
+        if self.operation is not None and not self.operation.end_ns:
+            self.operation.end_ns = time.time_ns()
+
+
+class Axis:
+    """The ranks among which one kind of parallelism communicates, seen from one of them."""
+
+    def __init__(
+        self, name: str, ranks: Sequence[int], rank: int, group: dist.ProcessGroup | None, recorder: Recorder
+    ) -> None:
+        self.name = name
+        self.ranks = tuple(ranks)
+        """Global ranks in order along the axis."""
+        self.index = self.ranks.index(rank)
+        """This rank's place along the axis."""
+        self.group = group
+        self.recorder = recorder
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def all_reduce(self, tensor: Tensor, *, label: str) -> Pending:
+        """Sum `tensor` over the axis, in place; begun at once, complete after `wait`."""
+        operation = self.recorder.begin("all_reduce", label, self, tensor)
+        return self._start(lambda t: dist.all_reduce(t, group=self.group, async_op=True), tensor, label, operation)
+
+    def broadcast(self, tensor: Tensor, *, label: str) -> Pending:
+        """Give the first rank's `tensor` to all ranks of the axis, in place."""
+        operation = self.recorder.begin("broadcast", label, self, tensor)
+        source = self.ranks[0]
+        return self._start(
+            lambda t: dist.broadcast(t, src=source, group=self.group, async_op=True), tensor, label, operation
+        )
+
+    def gather_objects(self, value: object) -> list[Any]:
+        """Every rank's `value`, in order along the axis; for results and checks, never inside a timed window."""
+        if self.size == 1:
+            return [value]
+        self.recorder.marks.mark(f"gather objects over {self.name}")
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def barrier(self, label: str) -> None:
+        """Wait for all ranks of the axis."""
+        if self.size > 1:
+            self.recorder.marks.mark(f"barrier {label} over {self.name}")
+            dist.barrier(group=self.group)
+
+    def _start(
+        self,
+        launch: Callable[[Tensor], dist.Work | None],
+        tensor: Tensor,
+        label: str,
+        operation: Operation | None,
+    ) -> Pending:
+        if self.size == 1:
+            return Pending(None, self.recorder, label, None)
+        if tensor.is_contiguous():
+            return Pending(launch(tensor), self.recorder, label, operation)
+        dense = tensor.contiguous()
+        return Pending(launch(dense), self.recorder, label, operation, lambda: _copy(tensor, dense))
+
+
+@torch.no_grad()
+def _copy(destination: Tensor, source: Tensor) -> None:
+    destination.copy_(source)

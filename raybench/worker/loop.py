@@ -1,0 +1,193 @@
+"""What every rank of a job runs: round by round, case by case; it does not know which strategy it drives."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from raybench.suite.job import Job, RoundKey
+from raybench.suite.track import Case
+from raybench.worker import cores
+from raybench.worker.clock import measure_offset
+from raybench.worker.communication import Recorder
+from raybench.worker.gating import GateKeeper, control_fits
+from raybench.worker.identity import Identity
+from raybench.worker.main import local_device
+from raybench.worker.measure import ControlTime, Measurement, measure, time_control
+from raybench.worker.memory import reset_peaks
+from raybench.worker.mesh import Groups, Mesh, placement
+from raybench.worker.messages import CaseRefused, RoundBegun, RoundRows
+from raybench.worker.presence import Presence
+from raybench.worker.rendezvous import Rendezvous
+
+WAIT_S = 7 * 24 * 3600.0
+"""How long a rank may wait for others on the store; the driver's deadlines end it sooner."""
+
+
+def run_job(job: Job, identity: Identity, presence: Presence) -> None:
+    """Take this rank's part in every round of `job`."""
+    _Worker(job, identity, presence).run()
+
+
+class _Worker:
+    def __init__(self, job: Job, identity: Identity, presence: Presence) -> None:
+        self.job = job
+        self.rank = identity.rank
+        self.presence = presence
+        self.workload = job.track.workload
+        cuda = job.backend == "nccl"
+        self.device = torch.device("cuda", local_device(identity)) if cuda else torch.device("cpu")
+        self.cores = cores.available()
+        self.recorder = Recorder(presence.marker, self.device)
+        self.groups = Groups(timeout_s=2 * job.track.measure.timeout_s)
+        prefix = f"{job.suite_id}/{job.track.track}/{job.attempt}"
+        store = PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+        self.rendezvous = Rendezvous(store, presence.marker, WAIT_S)
+        self.gate_keeper = GateKeeper(self.device, self.recorder, self.rendezvous)
+        self.nodes: list[str] = [""] * identity.world_size
+        dist.all_gather_object(self.nodes, identity.node)
+        self.order = placement(self.nodes, identity.world_size)
+        for case in job.track.cases:
+            self.groups.create(case.layout, self.order[: case.layout.num_ranks])
+        self.local_rank = identity.local_rank
+        self.offset = measure_offset(self.rank, self.nodes, self.device)
+        self.refused: set[str] = set()
+        self.control: tuple[int, ControlTime | None] | None = None
+        """The control's time and the round that it was taken in; kept by the leader."""
+        self.durations: dict[str, float] = {}
+        self.gate_columns = {name: dict(columns) for name, columns in job.gate_passed.items()}
+
+    @property
+    def leader(self) -> bool:
+        """Whether this is the first rank of every case."""
+        return self.rank == self.order[0]
+
+    def run(self) -> None:
+        first_round = min(key.round for key in self.job.rounds)
+        for key in self.job.rounds:
+            if key.case in self.refused:
+                continue
+            case = self.job.track.case(key.case)
+            name = f"{key.case} {key.round}"
+            if self.leader:
+                late = key.round > first_round and self._would_end_too_late(key.case)
+                self.rendezvous.announce(f"begin {name}", "no" if late else "yes")
+            if self.rendezvous.listen(f"begin {name}") == "no":
+                continue
+            if self.rank in self.order[: case.layout.num_ranks]:
+                outcome = self._round(case, key)
+                if self.leader:
+                    self.rendezvous.announce(f"end {name}", outcome)
+            if self.rendezvous.listen(f"end {name}") == "refused":
+                self.refused.add(key.case)
+        cores.pin(self.cores)
+
+    def _would_end_too_late(self, case: str) -> bool:
+        deadline = self.job.deadline_unix_s
+        return deadline is not None and time.time() + self.durations.get(case, 0.0) > deadline
+
+    def _round(self, case: Case, key: RoundKey) -> str:
+        """One round of one case: build, check, warm up, time, tear down. Returns `done` or `refused`."""
+        began = time.monotonic()
+        deadline_ns = time.monotonic_ns() + self.job.track.measure.timeout_s * 10**9
+        self.presence.marker.begin_round(case.name, key.round, deadline_ns)
+        ranks = self.order[: case.layout.num_ranks]
+        self.presence.send(RoundBegun(self.rank, case.name, key.round, len(ranks)))
+        self._pin(ranks)
+        mesh = Mesh(case.layout, ranks, self.rank, self.groups, self.recorder)
+        columns: dict[str, Any] = {}
+        if not self.job.verify_only:
+            columns.update(self._control_columns(mesh, key.round))
+        gate = self._gate(case, mesh)
+        if gate["gate"] == "failed":
+            reason = gate.pop("reason")
+            return self._refuse(case, key, mesh, "gate failed: " + reason, {**columns, **gate})
+        columns.update(gate)
+        rows: Measurement | None = None
+        if not self.job.verify_only:
+            rows = measure(self.job.track, case, mesh, self.device, self.recorder, self.offset)
+            if rows.reason is not None:
+                return self._refuse(case, key, mesh, rows.reason, columns)
+        self._send(case, key, mesh, columns, rows)
+        self.presence.marker.mark("round sent")
+        self.rendezvous.meet(mesh.all, "end of round")
+        self.presence.marker.end_round()
+        self.durations[case.name] = time.monotonic() - began
+        return "done"
+
+    def _pin(self, ranks: tuple[int, ...]) -> None:
+        """With CPU ranks, keep each of the case's ranks on this node to its own cores."""
+        if self.device.type != "cpu":
+            return
+        neighbours = [r for r in ranks if self.nodes[r] == self.nodes[self.rank]]
+        cores.pin(cores.share_of(self.cores, neighbours.index(self.rank), len(neighbours)))
+
+    def _control_columns(self, mesh: Mesh, round_index: int) -> dict[str, Any]:
+        """The control's window of this round, timed by the leader while the others wait."""
+        if self.leader and (self.control is None or self.control[0] != round_index):
+            fits = control_fits(self.workload, self.device)
+            timed = time_control(self.job.track, self.rank, self.device, self.recorder) if fits else None
+            self.control = (round_index, timed)
+        self.rendezvous.meet(mesh.all, "control")
+        timed = self.control[1] if self.control is not None else None
+        return {} if timed is None else {"control_window_ns": timed.window_ns, "control_tokens": timed.tokens}
+
+    def _gate(self, case: Case, mesh: Mesh) -> dict[str, Any]:
+        """The gate's columns; the gate runs in the case's first round and not again."""
+        if case.name not in self.gate_columns:
+            began = time.perf_counter_ns()
+            result, columns = self.gate_keeper.run(self.workload, case, mesh)
+            gc.collect()
+            columns["gate_ns"] = time.perf_counter_ns() - began
+            if not result.passed:
+                return {**columns, "reason": result.reason}
+            self.gate_columns[case.name] = columns
+            return columns
+        return {**self.gate_columns[case.name], "gate_ns": None}
+
+    def _refuse(self, case: Case, key: RoundKey, mesh: Mesh, reason: str, columns: dict[str, Any]) -> str:
+        if self.leader:
+            self.presence.send(CaseRefused(case.name, key.round, "failed", reason, _encoded(columns)))
+        self.rendezvous.meet(mesh.all, "end of round")
+        self.presence.marker.end_round()
+        self.refused.add(case.name)
+        return "refused"
+
+    def _send(self, case: Case, key: RoundKey, mesh: Mesh, columns: dict[str, Any], rows: Measurement | None) -> None:
+        nodes = list(dict.fromkeys(self.nodes[r] for r in mesh.ranks))
+        own_row = {
+            "node": self.nodes[self.rank],
+            "node_rank": nodes.index(self.nodes[self.rank]),
+            "local_rank": self.local_rank,
+            "device_index": self.device.index,
+            "clock_offset_ns": self.offset.offset_ns,
+            "clock_error_ns": self.offset.error_ns,
+        }
+        run = None
+        if self.leader:
+            nccl = ".".join(map(str, torch.cuda.nccl.version())) if self.device.type == "cuda" else None
+            run = _encoded({**columns, **(rows.run if rows else {}), "weights": "random", "nccl_version": nccl})
+        self.presence.send(
+            RoundRows(
+                rank=self.rank,
+                case=case.name,
+                round=key.round,
+                num_ranks=len(mesh.ranks),
+                ranks={**own_row, **(rows.ranks if rows else {})},
+                run=run,
+                steps=rows.steps if rows else [],
+                operations=rows.operations if rows else [],
+            )
+        )
+        reset_peaks(self.device)
+
+
+def _encoded(columns: dict[str, Any]) -> dict[str, Any]:
+    environment = columns.get("environment")
+    return columns if environment is None else {**columns, "environment": json.dumps(environment)}

@@ -1,0 +1,80 @@
+"""Which rank stands where: data × pipeline × tensor on one mesh, tensor innermost, placed by node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from raybench.suite.track import Layout
+from raybench.worker.communication import Axis, Recorder
+
+AXIS_NAMES = ("data", "pipeline", "tensor", "all")
+
+
+class Groups:
+    """Process groups by their ranks, made once and shared by all cases of a job."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._timeout = timedelta(seconds=timeout_s)
+
+    def create(self, layout: Layout, ranks: Sequence[int]) -> None:
+        """Make what a layout over `ranks` needs. Every rank of the job has to call, with the same layouts in order.
+
+        (`new_group` of members alone pairs groups by how many each process has made before, which differs.)
+        """
+        for axis in AXIS_NAMES:
+            for key in dict.fromkeys(axis_ranks(layout, ranks, place)[axis] for place in range(layout.num_ranks)):
+                if len(key) > 1 and key not in self._groups:
+                    self._groups[key] = dist.new_group(list(key), timeout=self._timeout, sort_ranks=False)
+
+    def get(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """The group of exactly these ranks, of which the caller is one; None for the caller alone."""
+        return self._groups[ranks] if len(ranks) > 1 else None
+
+
+def axis_ranks(layout: Layout, ranks: Sequence[int], place: int) -> dict[str, tuple[int, ...]]:
+    """The ranks along each axis through `place`, the position in `ranks` of one of them; tensor is innermost."""
+    tensor = place % layout.tensor
+    pipeline = place // layout.tensor % layout.pipeline
+    data = place // (layout.tensor * layout.pipeline)
+
+    def rank_at(d: int, p: int, t: int) -> int:
+        return ranks[(d * layout.pipeline + p) * layout.tensor + t]
+
+    return {
+        "data": tuple(rank_at(d, pipeline, tensor) for d in range(layout.data)),
+        "pipeline": tuple(rank_at(data, p, tensor) for p in range(layout.pipeline)),
+        "tensor": tuple(rank_at(data, pipeline, t) for t in range(layout.tensor)),
+        "all": tuple(ranks[: layout.num_ranks]),
+    }
+
+
+def placement(nodes: Sequence[str], num_ranks: int) -> tuple[int, ...]:
+    """The ranks a layout of `num_ranks` uses: on the fewest nodes, contiguous within each.
+
+    Args:
+        nodes: the node of every rank of the job.
+
+    Returns:
+        Global ranks in mesh order.
+    """
+    by_node: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    fullest_first = sorted(by_node.values(), key=lambda ranks: (-len(ranks), ranks[0]))
+    return tuple([rank for ranks in fullest_first for rank in ranks][:num_ranks])
+
+
+class Mesh:
+    """A layout laid over ranks, seen from one of them."""
+
+    def __init__(self, layout: Layout, ranks: Sequence[int], rank: int, groups: Groups, recorder: Recorder) -> None:
+        self.layout = layout
+        self.ranks = tuple(ranks)
+        self.recorder = recorder
+        members = axis_ranks(layout, self.ranks, self.ranks.index(rank))
+        axes = {name: Axis(name, members[name], rank, groups.get(members[name]), recorder) for name in AXIS_NAMES}
+        self.data, self.pipeline, self.tensor, self.all = (axes[name] for name in AXIS_NAMES)

@@ -1,0 +1,44 @@
+"""Waiting for other ranks on the job's store: without a collective, whose time-out long work of one rank could meet."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+from raybench.worker.communication import Axis, Marks
+
+
+class Rendezvous:
+    """Meetings and announcements by name. Every rank that takes part uses the same names in the same order."""
+
+    def __init__(self, store: Store, marks: Marks, timeout_s: float) -> None:
+        self._store = store
+        self._marks = marks
+        self._timeout = timedelta(seconds=timeout_s)
+        self._counts: dict[str, int] = defaultdict(int)
+
+    def meet(self, axis: Axis, name: str) -> None:
+        """Return once every rank of `axis` has come."""
+        if axis.size == 1:
+            return
+        key = f"meet/{name}/{self._next(name)}"
+        self._marks.mark(f"waiting for {name}")
+        if self._store.add(key, 1) == axis.size:
+            self._store.set(f"{key}/all", "1")
+        self._store.wait([f"{key}/all"], self._timeout)
+
+    def announce(self, name: str, text: str) -> None:
+        """Tell `text` to all who `listen` for `name`, now or later."""
+        self._store.set(f"say/{name}", text)
+
+    def listen(self, name: str) -> str:
+        """What is announced under `name`, once it is."""
+        self._marks.mark(f"waiting to hear {name}")
+        self._store.wait([f"say/{name}"], self._timeout)
+        return str(self._store.get(f"say/{name}").decode())
+
+    def _next(self, name: str) -> int:
+        self._counts[name] += 1
+        return self._counts[name]
