@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from raybench.cli import main
+from raybench.suite.means import Means
 from tests.suite.fakes import QUICK, World
 
 OWN = """
@@ -35,7 +37,7 @@ def play(monkeypatch: pytest.MonkeyPatch, world: World) -> World:
     """Have every job played by `world` instead of started."""
     monkeypatch.setattr("raybench.suite.launch.launcher", lambda name: world)
     monkeypatch.setattr("raybench.suite.sink.Sink", lambda host: world.make_sink())
-    monkeypatch.setattr("raybench.suite.track_run.Patience", lambda: QUICK)
+    monkeypatch.setattr("raybench.suite.session.Means", partial(Means, patience=QUICK))
     return world
 
 
@@ -278,6 +280,7 @@ def test_dry_run_starts_nothing_and_writes_nothing(
     assert "not promised" in out
     code, out, _ = run("run", own, "--dry-run", "--launcher", "torchrun", "--json", capfd=capfd)
     rows = json.loads(out)["rows"]
+    assert json.loads(out)["estimated_seconds"]["own"] > 20
     assert [(row["case"], row["runs"], row["rounds"]) for row in rows] == [("one", True, 2), ("two", True, 2)]
     assert all(row["estimated_bytes_per_rank"] > 0 for row in rows)
 

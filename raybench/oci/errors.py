@@ -9,7 +9,7 @@ import oci
 from click import ClickException
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 
-CAPACITY = ("out of host capacity", "out of capacity")
+CAPACITY = ("out of host capacity", "out of capacity", "outofhostcapacity", "outofcapacity")
 
 
 class OCIError(NodeLaunchException, ClickException):  # type: ignore[misc]
@@ -38,8 +38,9 @@ class NotFoundError(OCIError):
 
 
 def is_capacity(error: oci.exceptions.ServiceError) -> bool:
-    """OCI reports a lack of hosts as a server error."""
-    return error.status >= 500 and any(word in str(error.message).lower() for word in CAPACITY)
+    """OCI reports a lack of hosts as a server error, in words."""
+    said = f"{error.code} {error.message}".lower()
+    return error.status >= 500 and any(word in said for word in CAPACITY)
 
 
 def is_transient(error: oci.exceptions.ServiceError) -> bool:

@@ -111,8 +111,9 @@ class OCINodeProvider(NodeProvider):  # type: ignore[misc]
         return addresses[0] if addresses else None
 
     def external_ip(self, node_id: str) -> str | None:
+        """The public address, or the private one where the subnet has no public ones (behind a VPN, say)."""
         addresses = self._find_addresses(node_id)
-        return addresses[1] if addresses else None
+        return addresses[1] or addresses[0] if addresses else None
 
     def _find_addresses(self, node_id: str) -> tuple[str, str | None] | None:
         """Private and public address of the primary interface; None while there is none."""

@@ -12,7 +12,7 @@ from raybench.suite.probe import probe_node
 from raybench.suite.track import Scale
 
 Backend = Literal["nccl", "gloo"]
-PROBE_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,6 @@ class Cluster:
     """All nodes, the one that most ranks fit on first."""
 
     nodes: tuple[Node, ...]
-    embedded: bool = False
-    """Whether it is this machine alone, without a cluster."""
 
     @property
     def num_gpus(self) -> int:
@@ -80,10 +78,10 @@ def _count(number: int, noun: str) -> str:
 def probe_local() -> Cluster:
     """This machine alone, as `--launcher torchrun` and `raybench list` see it."""
     found = probe_node("127.0.0.1")
-    return Cluster((_node(found, None, free={}, total={}),), embedded=True)
+    return Cluster((_node(found, None, free={}, total={}),))
 
 
-def probe_ray(*, embedded: bool = False, timeout_s: float = PROBE_TIMEOUT_S, strict: bool = True) -> Cluster:
+def probe_ray(*, timeout_s: float = PROBE_TIMEOUT_S, strict: bool = True) -> Cluster:
     """Every node of the Ray cluster that this process is connected to.
 
     Args:
@@ -119,7 +117,7 @@ def probe_ray(*, embedded: bool = False, timeout_s: float = PROBE_TIMEOUT_S, str
     if faults and (strict or not nodes):
         raise RequestError(f"cluster: {'; '.join(faults)}")
     _check_versions(nodes)
-    return Cluster(tuple(sorted(nodes, key=_order)), embedded=embedded)
+    return Cluster(tuple(sorted(nodes, key=_order)))
 
 
 def _order(node: Node) -> tuple[int, float, str]:

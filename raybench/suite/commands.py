@@ -20,15 +20,14 @@ DOCTOR_KINDS = ("topo", "nccl", "watchdog")
 
 def list_command(*, on_cluster: bool) -> Answer:
     """Tracks and cases; with `on_cluster` against the Ray cluster and with its nodes, else against this machine."""
-    from raybench.suite.cluster import probe_local
+    from raybench.suite.cluster import probe_local, probe_ray
     from raybench.suite.listing import cluster_text, describe_cluster, list_text, listed_rows, plan_suite
 
     if on_cluster:
         from raybench.suite.embedded import connect
-        from raybench.suite.session import probe_connected
 
         with connect():
-            cluster = probe_connected()
+            cluster = probe_ray()
     else:
         cluster = probe_local()
     plans = plan_suite(cluster)
@@ -40,7 +39,7 @@ def list_command(*, on_cluster: bool) -> Answer:
 
 def run_command(request: Request, *, dry_run: bool) -> Answer:
     """Measure, or with `dry_run` say what would be measured."""
-    from raybench.suite.planned import plan_text, planned_rows
+    from raybench.suite.planned import estimates, plan_text, planned_rows
     from raybench.suite.progress import for_stream
     from raybench.suite.request import new_suite_id
     from raybench.suite.session import connected, drive, prepare
@@ -50,11 +49,12 @@ def run_command(request: Request, *, dry_run: bool) -> Answer:
     if dry_run:
         with connected(request) as cluster:
             prepared = prepare(request, cluster)
-        rows = planned_rows(prepared)
+        estimated = estimates(prepared)
+        rows = planned_rows(prepared, estimated)
         code = 0 if any(row["runs"] for row in rows) else 1
-        return Answer(
-            exit_code=code, text=plan_text(prepared), document=document(code, rows=rows, scale=prepared.scale)
-        )
+        seconds = {track: round(estimate.seconds) for track, estimate in estimated.items()}
+        body = document(code, rows=rows, scale=prepared.scale, estimated_seconds=seconds)
+        return Answer(exit_code=code, text=plan_text(prepared, estimated), document=body)
     suite_id = new_suite_id()
     with _suite_folders(request, suite_id), connected(request) as cluster:
         prepared = prepare(request, cluster)
@@ -108,17 +108,18 @@ def _run_answer(request: Request, suite_id: str, outcome: Outcome) -> Answer:
 
     errors = list(outcome.errors)
     code = outcome.exit_code
-    told, found = None, []
+    told, found, place = None, [], str(open_folder(request.results))
+    lines = [f"raybench: {error}" for error in errors]
     try:
         results = load(request.results, suite_id)
         told, found = table(results), rows(results)
+        lines.append(where_rows_are(place, suite_id))
     except RequestError as error:
         errors.append(str(error))
+        lines.append(f"raybench: {error}")
         code = code or 1
-    place = str(open_folder(request.results))
-    text = "\n".join([*(f"raybench: {error}" for error in errors), where_rows_are(place, suite_id)])
     body = document(code, rows=found, errors=errors, suite_id=suite_id, results=place, notes=outcome.notes)
-    return Answer(exit_code=code, table=told, text=text, document=body)
+    return Answer(exit_code=code, table=told, text="\n".join(lines), document=body)
 
 
 def where_rows_are(results: str, suite_id: str) -> str:

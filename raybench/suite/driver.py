@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from raybench.errors import RequestError
 from raybench.results.folder import StoreError
+from raybench.suite.means import Means
 from raybench.suite.plan import TrackPlan
 from raybench.suite.resume import Recorded
 from raybench.suite.rows import RowMaker
-from raybench.suite.track_run import Means, TrackRun
+from raybench.suite.track_run import TrackRun
 
 
 @dataclass
@@ -58,6 +59,8 @@ class Driver:
             self.means.progress.expect(run.name, run.rounds_left())
         try:
             for index, run in enumerate(runs):
+                if any(earlier.broke for earlier in runs[:index]):
+                    run.plan_again()
                 run.deadline_unix_s = self._deadline(begun_s, runs[index:])
                 self._announce(run)
                 run.run()

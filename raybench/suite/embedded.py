@@ -27,7 +27,7 @@ _SETTINGS = {
 _EMBEDDED_SETTINGS = {
     # Ray's workers are niced by 15 otherwise: whatever else runs on this machine would slow them down first.
     "RAY_worker_niceness": "0",
-    # Without it Ray's agents overwrite their environment, by which the guard finds them.
+    # Without it Ray's helper processes overwrite their environment, by which the guard finds them.
     "SPT_NOENV": "1",
 }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from functools import cache
 
 from raybench.models.flops import flops_per_token, num_parameters
 from raybench.suite.plan import TrackPlan
@@ -16,6 +16,8 @@ GATE_STEPS = 5
 """Steps that the gate takes with each case, and with the control on one process for each of the case's ranks."""
 GPU_FLOPS_PER_S = 20e12
 """fp32 of a data-centre GPU, as an order of magnitude: GPUs are not measured before a run."""
+CORE_FLOPS_PER_S = 50e9
+"""fp32 of a CPU's core, as an order of magnitude, where it is not measured."""
 USED_SHARE = 0.5
 """Of the speed of a large product that a whole step reaches on a CPU, roughly."""
 FLOPS_PER_TOKEN_OF_OWN_MODEL = 6e7
@@ -31,31 +33,45 @@ class Estimate:
     """Peak bytes a rank of every case; None where the model is one's own."""
 
 
-def estimate_track(plan: TrackPlan) -> Estimate:
+def estimate_track(plan: TrackPlan, core_flops_per_s: float = CORE_FLOPS_PER_S) -> Estimate:
     """Time of the whole track and memory of its cases."""
     track = plan.track
-    seconds = JOB_START_S if plan.runnable else 0.0
-    for case in plan.runnable:
-        seconds += case_seconds(plan, case)
+    seconds = 0.0
     if plan.runnable:
-        seconds += control_seconds(plan)
+        flops = sum(_case_flops(plan, case) for case in plan.runnable) + _control_flops(plan)
+        rounds = track.measure.num_rounds * len(plan.runnable)
+        seconds = JOB_START_S + ROUND_OVERHEAD_S * rounds + flops / _work_per_s(plan, core_flops_per_s)
     return Estimate(seconds, {case.name: rank_bytes(track, case) for case in track.cases})
 
 
-def case_seconds(plan: TrackPlan, case: Case) -> float:
-    """All rounds of one case."""
+def _case_flops(plan: TrackPlan, case: Case) -> float:
+    """FLOPs of all rounds of one case, over all its ranks where those share cores, else of one."""
     measure = plan.track.measure
-    step_s = rank_flops(plan.track.workload, case) / _speed(plan, case)
-    steps = measure.num_steps + measure.num_warmup_steps + measure.num_instrumented_steps
-    gate = GATE_STEPS * (1 + case.layout.num_ranks)
-    return measure.num_rounds * (steps * step_s + ROUND_OVERHEAD_S) + gate * step_s
+    steps = measure.num_rounds * (measure.num_steps + measure.num_warmup_steps + measure.num_instrumented_steps)
+    one = rank_flops(plan.track.workload, case)
+    at_once = 1 if _has_own_device(plan) else case.layout.num_ranks
+    gate = GATE_STEPS * (at_once + case.layout.num_ranks)
+    return one * (steps * at_once + gate)
 
 
-def control_seconds(plan: TrackPlan) -> float:
-    """The control's windows, one a round."""
+def _control_flops(plan: TrackPlan) -> float:
+    """FLOPs of the control's windows, one a round."""
     measure = plan.track.measure
-    step_s = rank_flops(plan.track.workload, Case(name="control")) / _speed(plan, Case(name="control"))
-    return measure.num_rounds * (measure.num_steps + measure.num_warmup_steps) * step_s
+    steps = measure.num_rounds * (measure.num_steps + measure.num_warmup_steps)
+    return rank_flops(plan.track.workload, Case(name="control")) * steps
+
+
+def _has_own_device(plan: TrackPlan) -> bool:
+    return plan.placement is None or plan.placement.use_gpu or plan.placement.cpus_per_rank >= 1
+
+
+def _work_per_s(plan: TrackPlan, core_flops_per_s: float) -> float:
+    """FLOPs a second: of one rank where each has its own device or cores, else of all cores that are shared."""
+    placement = plan.placement
+    if placement is None or placement.use_gpu:
+        return GPU_FLOPS_PER_S
+    ranks = 1 if _has_own_device(plan) else placement.num_ranks
+    return USED_SHARE * core_flops_per_s * placement.cpus_per_rank * ranks
 
 
 def rank_flops(work: Workload, case: Case) -> float:
@@ -98,21 +114,8 @@ def _sharded(data_strategy: str | None) -> tuple[int, ...]:
     return kinds.get(data_strategy or "", ())
 
 
-def _speed(plan: TrackPlan, case: Case) -> float:
-    """FLOPs a second of one rank."""
-    if plan.backend == "nccl":
-        return GPU_FLOPS_PER_S
-    placement = plan.placement
-    cores = 1.0 if placement is None else placement.cpus_per_rank
-    idle = 1.0 if placement is None else placement.num_ranks / case.layout.num_ranks
-    return USED_SHARE * core_flops_per_s() * max(min(cores * idle, 1.0), cores)
-
-
-@cache
-def core_flops_per_s() -> float:
+def measure_core_flops_per_s() -> float:
     """fp32 products of one core of this machine, measured in a fraction of a second."""
-    import time
-
     import torch
 
     threads = torch.get_num_threads()

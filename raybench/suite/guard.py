@@ -1,4 +1,4 @@
-"""Ends an embedded Ray whose driver was killed: Ray's own agents would live on for a minute, and its folder for ever.
+"""Ends an embedded Ray whose driver was killed: parts of it would live on for a minute, and its folder for ever.
 
 Every process of an embedded Ray has the Ray's folder in its environment, by which it is found. The guard is started
 by the driver before its Ray, with the folder as argument, and waits until the driver closes its standard input: after a

@@ -11,12 +11,14 @@ from typing import Any
 
 import ray
 from ray._common.constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2.api.exceptions import WorkerGroupError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from raybench.suite.job import Job
 from raybench.suite.launch import Placement
@@ -79,6 +81,7 @@ class RayJob:
         while self._thread.is_alive() and time.monotonic() < end:
             self._trainer.kill()
             self._thread.join(1.0)
+        self._trainer.release()
         shutil.rmtree(self._storage, ignore_errors=True)
 
     def _fit(self) -> None:
@@ -129,8 +132,8 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
     """A trainer whose controller can be ended, without the helper actors of Ray Train that a job has no use for.
 
     The placement-group cleaner asks the dashboard about the controller. Without a dashboard, or with the address of
-    another Ray, every question ends in a warning, and the end of the fit waits for the last. The placement group
-    belongs to the controller, so Ray removes it with the controller in any case. The other one serves Ray datasets.
+    another Ray, every question ends in a warning, and the end of the fit waits for the last; `release` does its work.
+    The other one serves Ray datasets.
     """
 
     _controller: Any = None
@@ -152,9 +155,18 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
         return ray.get(self._controller.get_result.remote())
 
     def kill(self) -> None:
-        """End the controller, with which its workers and their placement group go."""
+        """End the controller, and with it its workers."""
         if self._controller is not None:
             ray.kill(self._controller)
+
+    def release(self) -> None:
+        """Remove the placement group that a killed controller leaves until the driver's end, with its resources."""
+        if self._controller is None or not ray.is_initialized():
+            return
+        for data in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
+            group = PlacementGroupTableData.FromString(data)
+            if group.creator_actor_id == self._controller._actor_id.binary():
+                remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
 
 
 class _Backend(_TorchBackend):  # type: ignore[misc]

@@ -45,7 +45,7 @@ class TorchrunJob:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
         command += [f"--nproc-per-node={num_ranks}", "--max-restarts=0", "-m", "raybench.worker.main"]
         with self._log.open("wb") as log:
-            self._agent = subprocess.Popen(
+            self._torchrun = subprocess.Popen(
                 [*command, str(job_file), loop],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -55,13 +55,13 @@ class TorchrunJob:
             )
 
     def poll(self) -> str | None:
-        if self._end is None and (code := self._agent.poll()) is not None:
+        if self._end is None and (code := self._torchrun.poll()) is not None:
             self._end = self._describe(code)
         return self._end
 
     def wait(self, timeout: float) -> str | None:
         try:
-            self._agent.wait(timeout)
+            self._torchrun.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
         return self.poll()
@@ -74,11 +74,11 @@ class TorchrunJob:
             return ""
 
     def stop(self) -> None:
-        if self._agent.poll() is None:
-            started = processes.descendants(self._agent.pid)
-            self._agent.kill()
-            self._agent.wait()
-            ranks = [process for process, parent in started if parent == self._agent.pid]
+        if self._torchrun.poll() is None:
+            started = processes.descendants(self._torchrun.pid)
+            self._torchrun.kill()
+            self._torchrun.wait()
+            ranks = [process for process, parent in started if parent == self._torchrun.pid]
             for rank in ranks:
                 processes.kill(rank)
             processes.end([process for process, _ in started], patience_s=WITNESSES_S)

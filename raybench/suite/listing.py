@@ -9,7 +9,7 @@ from typing import Any
 from raybench.suite.catalog import whole_suite
 from raybench.suite.cluster import Cluster
 from raybench.suite.plan import TrackPlan, plan_track
-from raybench.suite.track import Case
+from raybench.suite.track import Case, Layout
 
 
 def plan_suite(cluster: Cluster) -> list[TrackPlan]:
@@ -55,19 +55,32 @@ def describe_cluster(cluster: Cluster) -> list[dict[str, Any]]:
 
 def list_text(plans: Sequence[TrackPlan], cluster: Cluster) -> str:
     """Tracks and cases for a person."""
-    width = max((len(case.name) for plan in plans for case in plan.track.cases), default=0)
     lines = [f"here: {cluster.describe()}; scale {cluster.default_scale}"]
+    cells = {
+        (plan.track.track, case.name): (
+            case.name,
+            _needs(case.layout),
+            f"peer ({case.peer})" if case.peer else "by hand",
+        )
+        for plan in plans
+        for case in plan.track.cases
+    }
+    widths = [max(map(len, column)) for column in zip(*cells.values(), strict=True)]
     for plan in plans:
         lines += ["", f"{plan.track.track}: {plan.track.title}", f"  {plan.track.question}"]
         reasons = {case.name: reason for case, reason in plan.skipped}
         for case in plan.track.cases:
-            layout = case.layout
-            nodes = f" on {layout.nodes} nodes" if layout.nodes > 1 else ""
-            needs = f"{layout.num_ranks} ranks ({layout}){nodes}"
+            row = cells[plan.track.track, case.name]
             verdict = f"no: {reasons[case.name]}" if case.name in reasons else "yes"
-            whose = f"peer ({case.peer})" if case.peer else "by hand"
-            lines.append(f"  {case.name:<{width}}  {needs:<24}  {whose:<14}  {verdict}")
+            lines.append(
+                "  ".join(["", *(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)), verdict])
+            )
     return "\n".join(lines)
+
+
+def _needs(layout: Layout) -> str:
+    nodes = f" on {layout.nodes} nodes" if layout.nodes > 1 else ""
+    return f"{layout.num_ranks} ranks{nodes} ({layout})"
 
 
 def cluster_text(cluster: Cluster) -> str:

@@ -102,11 +102,12 @@ class TerminalProgress(Progress):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__(stream)
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
 
-        self._console = Console(file=self._stream, highlight=False)
+        from raybench.suite.console import console_for
+
+        self._console = console_for(self._stream)
         self._bar: RichProgress = RichProgress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -120,11 +121,13 @@ class TerminalProgress(Progress):
         self._task = self._bar.add_task("starting", total=None, left="")
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        with suppress(OSError):
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        with suppress(OSError):
+            self._bar.stop()
 
     def _show(self, track: str, case: str, round: int) -> None:
         self._bar.update(self._task, description=f"{track}:{case} round {round}")

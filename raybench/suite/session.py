@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,13 +11,13 @@ from raybench.suite.cluster import Cluster, probe_local, probe_ray
 from raybench.suite.driver import Driver, Outcome
 from raybench.suite.estimate import estimate_track
 from raybench.suite.interrupts import orderly
+from raybench.suite.means import Means
 from raybench.suite.plan import TrackPlan, plan_track
 from raybench.suite.progress import Progress
 from raybench.suite.request import Request
 from raybench.suite.resume import Recorded, find_suite, read_suite
 from raybench.suite.rows import RowMaker
 from raybench.suite.track import Scale
-from raybench.suite.track_run import Means
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,7 @@ def connected(request: Request) -> Iterator[Cluster]:
     from raybench.suite.embedded import connect
 
     with orderly(), connect(), orderly():
-        yield probe_connected()
-
-
-def probe_connected() -> Cluster:
-    """The cluster that this process is connected to."""
-    return probe_ray(embedded=os.environ.get("RAY_ADDRESS", "") in ("", "local"))
+        yield probe_ray()
 
 
 def drive(request: Request, prepared: Prepared, progress: Progress, *, suite_id: str) -> tuple[str, Outcome]:
@@ -124,16 +118,17 @@ def _replanner(request: Request, cluster: Cluster, progress: Progress) -> Callab
 
     def replan(plan: TrackPlan) -> TrackPlan:
         nonlocal current
-        if request.launcher == "torchrun":
+        if len(cluster.nodes) == 1:
             return plan
-        alive = {node.node_id for node in probe_ray(strict=False, timeout_s=20).nodes}
+        alive = {node.node_id for node in probe_ray(strict=False).nodes}
         gone = [node.address for node in current.nodes if node.node_id not in alive]
-        if not gone:
-            return plan
         if len(gone) == len(current.nodes):
             raise RequestError("cluster: no node answers any more")
-        progress.note(f"cluster: {', '.join(gone)} went away; going on with what remains")
-        current = replace(current, nodes=tuple(n for n in current.nodes if n.node_id in alive))
+        if gone:
+            progress.note(f"cluster: {', '.join(gone)} went away; going on with what remains")
+            current = replace(current, nodes=tuple(n for n in current.nodes if n.node_id in alive))
+        if current is cluster:
+            return plan
         return plan_track(plan.track, current, peers=request.peers, named=plan.named)
 
     return replan

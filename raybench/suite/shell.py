@@ -43,10 +43,9 @@ def _print(answer: Answer, stdout: TextIO, *, as_json: bool) -> None:
         print(json.dumps(_plain(answer.document), ensure_ascii=False, allow_nan=False), file=stdout, flush=True)
         return
     if answer.table is not None:
-        from rich.console import Console
+        from raybench.suite.console import console_for
 
-        console = Console(file=stdout, width=None if stdout.isatty() else LOG_WIDTH)
-        console.print(answer.table)
+        console_for(stdout, width=None if stdout.isatty() else LOG_WIDTH).print(answer.table)
     if answer.text:
         print(answer.text, file=sys.stderr if answer.is_error else stdout, flush=True)
 

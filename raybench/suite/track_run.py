@@ -5,44 +5,21 @@ A case that breaks its job gets its row and is never tried again; what is left g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from raybench.results.schema import Status
 from raybench.suite.attempt import Attempt, Round
 from raybench.suite.job import Job, RoundKey
-from raybench.suite.job_run import Broken, JobRun, MakeSink, Patience, one_line
-from raybench.suite.launch import Launcher
+from raybench.suite.job_run import Broken, JobRun, one_line
+from raybench.suite.means import Means
 from raybench.suite.plan import TrackPlan
-from raybench.suite.progress import Progress
 from raybench.suite.rows import RowMaker, rank_row
 from raybench.suite.track import Case
 from raybench.worker.messages import CaseRefused, Hello, RankFailed, RoundBegun, Row
-
-
-class Store(Protocol):
-    """Keeps the rows of complete rounds."""
-
-    def write_round(
-        self, track: str, case: str, attempt: int, round: int, tables: Mapping[str, Sequence[Row]]
-    ) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Means:
-    """All that a track needs to be run, besides its plan."""
-
-    store: Store
-    launcher: Launcher
-    make_sink: MakeSink
-    progress: Progress
-    patience: Patience = field(default_factory=Patience)
-    verify_only: bool = False
-    replan: Callable[[TrackPlan], TrackPlan] = lambda plan: plan
-    """Asked after a job broke: plans the track again for the nodes that are still there."""
 
 
 @dataclass
@@ -80,6 +57,8 @@ class TrackRun:
         self.attempt = 0
         """The last attempt."""
         self.deadline_unix_s: float | None = None
+        self.broke = False
+        """Whether some job of it did not end well."""
         self.states = {
             case.name: CaseState(case, plan.round_numbers(verify_only=means.verify_only)) for case in plan.track.cases
         }
@@ -103,6 +82,7 @@ class TrackRun:
             if broken is None:
                 self._end_unfinished()
                 return
+            self.broke = True
             state = self.states.get(broken.blame.case or "")
             if state is None or broken.blame.round not in state.left:
                 if self._num_done() == done_before:
@@ -111,10 +91,14 @@ class TrackRun:
                 self.means.progress.note(f"{self.name}: {broken.blame.reason}; going on in a new job")
             else:
                 self._offend(state, broken)
-            if self.rounds_left():
-                self.plan = self.means.replan(self.plan)
-                self.rows = replace(self.rows, plan=self.plan)
-                self._skip_unfit()
+            self.plan_again()
+
+    def plan_again(self) -> None:
+        """After a job broke: the nodes that are left may not do for all that is left."""
+        if self.rounds_left():
+            self.plan = self.means.replan(self.plan)
+            self.rows = replace(self.rows, plan=self.plan)
+            self._skip_unfit()
 
     def abandon(self, reason: str) -> None:
         """Give every case that is not done its row, skipped for `reason`."""

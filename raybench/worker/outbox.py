@@ -122,6 +122,7 @@ class Outbox:
             try:
                 self._connection.send(message)
             except OSError as error:
+                self._forget()  # a message cut short cannot be followed by another
                 host, port = self._address
                 raise SinkLostError(f"the connection to the driver at {host}:{port} is lost ({error})") from None
 

@@ -11,7 +11,8 @@ import yaml
 
 from tests.clusters.conftest import ROOT
 from tests.testbed.bed import ENDPOINT, OCI_FILL_IN, Testbed
-from tests.testbed.host import Host
+from tests.testbed.cloud import ApiError
+from tests.testbed.host import Host, Laptop
 
 JOB = ["ray", "job", "submit", "--working-dir", "tests/clusters/data", "--", "python", "gloo_job.py"]
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_ADDRESS": "http://127.0.0.1:8265"}
@@ -100,6 +101,20 @@ def run_job(bed: Testbed, cluster_file: str, nccl_env: str) -> list[dict[str, An
     return rows
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With -s, how long each step took."""
+    run, begin = Laptop.run, time.monotonic()
+
+    def timed(self: Laptop, *command: str, **options: Any) -> Any:
+        started = time.monotonic()
+        done = run(self, *command, **options)
+        print(f"[{started - begin:5.0f} s] {' '.join(command)[:60]!r}: {time.monotonic() - started:.0f} s")
+        return done
+
+    monkeypatch.setattr(Laptop, "run", timed)
+
+
 @pytest.mark.netns
 @pytest.mark.timeout(900)
 def test_oci_a10(bed: Testbed) -> None:
@@ -157,15 +172,45 @@ def test_on_prem(bed: Testbed) -> None:
     wait("the end of Ray on the worker", lambda: not of_ray(worker), timeout=240)
 
 
-@pytest.mark.netns
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_no_room_is_one_message_and_leaves_nothing(bed: Testbed) -> None:
+def no_room(bed: Testbed) -> None:
     for domain in bed.cloud.domains:
         bed.cloud.capacity[(domain, "VM.GPU.A10.2")] = 0
+
+
+def quota(bed: Testbed) -> None:
+    bed.cloud.limits["VM.GPU.A10.2"] = 0
+
+
+def expired_token(bed: Testbed) -> None:
+    bed.cloud.fail("list", ApiError(401, "NotAuthenticated", "expired"), times=99)
+
+
+def wrong_compartment(bed: Testbed) -> None:
+    bed.cloud.compartments.clear()
+
+
+def missing_image(bed: Testbed) -> None:
+    bed.cloud.images.clear()
+
+
+@pytest.mark.netns
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("happens", "words"),
+    [
+        (no_room, "no VM.GPU.A10.2 is free in"),
+        (quota, "request an increase"),
+        (expired_token, "OCI refused the credentials"),
+        (wrong_compartment, "Check provider.compartment_id and the policies"),
+        (missing_image, "there is no image of Oracle Linux 8 for VM.GPU.A10.2"),
+    ],
+)
+def test_what_stops_ray_up_is_one_message_and_leaves_nothing(bed: Testbed, happens: Any, words: str) -> None:
+    happens(bed)
     file = bed.cluster_file("oci-a10", {**OCI_FILL_IN, "provider/service_endpoint": ENDPOINT})
     failed = bed.laptop.run("ray", "up", "--yes", file, check=False)
     assert failed.returncode == 1
-    assert "Error: no VM.GPU.A10.2 is free in" in failed.stderr
+    (message,) = [line for line in failed.stderr.splitlines() if line.startswith("Error: ")]
+    assert words in message
     assert "Traceback" not in failed.stdout + failed.stderr
     assert not bed.cloud.instances

@@ -51,6 +51,7 @@ def test_addresses_are_none_until_there_are_any(oci_cloud: Cloud) -> None:
     assert provider.external_ip(node) is None
     oci_cloud.cloud.instances[node].private_ip = "10.0.0.9"
     assert provider.internal_ip(node) == "10.0.0.9"
+    assert provider.external_ip(node) == "10.0.0.9"  # a private subnet
 
 
 def test_newest_gpu_image_of_the_system_is_taken(oci_cloud: Cloud) -> None:

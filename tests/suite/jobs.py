@@ -19,6 +19,7 @@ from raybench.worker.messages import Hello, Message, RankFailed, RankLost
 
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = 2
+ANYWHERE = Placement(num_ranks=NUM_RANKS, cpus_per_rank=0.5)
 
 
 def make_job(sink: Sink, *, timeout_s: int = 600, environment: dict[str, str] | None = None) -> Job:
@@ -65,12 +66,12 @@ class Story:
 
 
 @contextmanager
-def started(launcher: Launcher, **options: object) -> Iterator[tuple[Sink, Launched]]:
+def started(launcher: Launcher, placement: Placement = ANYWHERE, **options: object) -> Iterator[tuple[Sink, Launched]]:
     """A job that runs; it is stopped at the end."""
     with Sink() as sink:
         launched = launcher.start(
             make_job(sink, **options),  # type: ignore[arg-type]
-            Placement(num_ranks=NUM_RANKS, cpus_per_rank=0.5),
+            placement,
         )
         try:
             yield sink, launched
@@ -78,10 +79,10 @@ def started(launcher: Launcher, **options: object) -> Iterator[tuple[Sink, Launc
             launched.stop()
 
 
-def play(launcher: Launcher, *, limit_s: float = 90, **options: object) -> Story:
+def play(launcher: Launcher, placement: Placement = ANYWHERE, *, limit_s: float = 90, **options: object) -> Story:
     """Run a job as a driver would: the first failure stops the rest."""
     story = Story()
-    with started(launcher, **options) as (sink, launched):
+    with started(launcher, placement, **options) as (sink, launched):
         deadline = time.monotonic() + limit_s
         stopped = False
         here_s = time.monotonic()

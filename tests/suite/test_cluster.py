@@ -133,7 +133,7 @@ def test_a_real_cluster_of_one():
     from raybench.suite.embedded import connect
 
     with connect():
-        (one,) = probe_ray(embedded=True).nodes
+        (one,) = probe_ray().nodes
         assert one.address == ray.util.get_node_ip_address()
         assert one.free_cpus == one.total_cpus > 0
         assert one.node_id == ray.get_runtime_context().get_node_id()

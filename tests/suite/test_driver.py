@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from raybench.results.schema import RANKS, RUNS, STEPS
 from raybench.suite.driver import Driver, Outcome
+from raybench.suite.means import Means
 from raybench.suite.plan import TrackPlan, plan_track
 from raybench.suite.progress import Progress
 from raybench.suite.resume import Recorded
 from raybench.suite.rows import RowMaker
 from raybench.suite.track import ResolvedTrack
-from raybench.suite.track_run import Means
 
 from .fakes import QUICK, THREE, MemoryStore, World, cluster, make_track, node
 
@@ -188,8 +188,8 @@ def test_after_a_crash_the_rest_is_planned_for_the_nodes_that_are_left():
         return plan_track(plan.track.model_copy(update={"scale": "full"}), cluster(node(gpus=1)))
 
     world = World({("two", 1): "die"})
-    outcome, store = drive(world, make_track(THREE), replan=replan)
-    assert store.statuses("three") == ["skipped"]
+    outcome, store = drive(world, make_track(THREE), make_track({"four": {"data": 2}}, name="u"), replan=replan)
+    assert store.statuses("three") == store.statuses("four") == ["skipped"]
     assert store.runs("three")[0]["reason"] == "needs 2 GPUs, the cluster has 1"
     assert len(world.jobs) == 1
     assert outcome.exit_code == 1
@@ -289,3 +289,25 @@ def test_whatever_happens_every_case_ends_and_no_offender_is_tried_again(parts: 
     assert len(places) == len(set(places))
     assert len(world.jobs) <= 1 + len(parts)
     assert outcome.exit_code == (0 if all(s == "ok" for s in outcome.statuses.values()) else 1)
+
+
+def test_nodes_that_went_away_are_left_out_of_everything_that_follows(monkeypatch: pytest.MonkeyPatch):
+    from raybench.errors import RequestError
+    from raybench.suite import session
+    from raybench.suite.request import Request
+
+    alive = ["a", "b"]
+    monkeypatch.setattr(session, "probe_ray", lambda **_: cluster(*(node(name) for name in alive)))
+    progress = Silent()
+    whole = cluster(node("a"), node("b"))
+    replan = session._replanner(Request(targets=(), results="r"), whole, progress)
+    plans = [plan_track(make_track({"wide": {"data": 4, "nodes": 2}}, name=name), whole) for name in ("t", "u")]
+    assert replan(plans[0]) is plans[0]
+    alive.remove("a")
+    assert [share.address for share in replan(plans[0]).placement.nodes] == ["b"]
+    assert [share.address for share in replan(plans[1]).placement.nodes] == ["b"]
+    assert progress.lines == ["cluster: a went away; going on with what remains"]
+    alive.remove("b")
+    alive.append("c")
+    with pytest.raises(RequestError, match=r"^cluster: no node answers any more$"):
+        replan(plans[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import raybench
+from raybench import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACK = """
@@ -142,6 +145,7 @@ def test_control_c_keeps_rows_and_leaves_no_worker(start, tmp_path: Path, launch
     assert again.nothing_left()
 
 
+@pytest.mark.slow
 def test_a_terminated_driver_ends_in_order(start):
     run = start(**SLOW)
     run.wait_for("mine:one round 1:")
@@ -172,8 +176,8 @@ def test_a_killed_driver_loses_no_reported_round_and_its_workers_end(start, tmp_
     ("part", "status", "reason"),
     [
         ("die 2", "crashed", "rank 1: its process"),
-        ("raise 2", "out_of_memory", "rank 1: "),
-        ("sleep 2", "timeout", "rank "),
+        pytest.param("raise 2", "out_of_memory", "rank 1: ", marks=pytest.mark.slow),
+        pytest.param("sleep 2", "timeout", "rank ", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_breaks_costs_its_case_alone(
@@ -181,7 +185,7 @@ def test_a_rank_that_breaks_costs_its_case_alone(
 ):
     begin = time.monotonic()
     code, body = start(launcher=launcher, PLAY_TWO=part).finish()
-    assert code == 1
+    assert code == 1, body
     assert statuses(tmp_path) == {"one": ["ok"] * 3, "two": ["ok", status], "three": ["ok"] * 3}
     row = next(row for row in body["rows"] if row["case"] == "two")
     assert row["reason"].startswith(reason)
@@ -191,3 +195,35 @@ def test_a_rank_that_breaks_costs_its_case_alone(
     assert broken.last_operation.notna().all()
     assert broken["stack"].notna().all()
     assert time.monotonic() - begin < 150
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_driver_killed_again_and_again_gets_there_with_what_an_unbroken_run_has(start, tmp_path: Path):
+    chance = random.Random(7)
+    for _ in range(20):
+        run = start("--resume", "--force", PLAY_ROUND_S="0.7")
+        try:
+            run.process.wait(chance.uniform(0.0, 14.0))
+            break
+        except subprocess.TimeoutExpired:
+            run.process.kill()
+            run.process.wait()
+        assert run.nothing_left(60)
+    code, body = start("--resume", "--force").finish()
+    assert code == 0
+    whole, _ = start().finish()
+    assert whole == 0
+    results = raybench.load(tmp_path / "results")
+    assert not results.problems
+    broken = raybench.load(f"{tmp_path / 'results'}@{body['suite_id']}")
+    unbroken = next(s for s in reversed(results.suite_ids) if s != body["suite_id"])
+    times = ["suite_id", "attempt", "started_at", "environment"]
+
+    def tidy(found: Results, table: str) -> pd.DataFrame:
+        frame = getattr(found, table).drop(columns=times, errors="ignore").astype(str)
+        return frame.sort_values(list(frame.columns)).reset_index(drop=True)
+
+    other = raybench.load(f"{tmp_path / 'results'}@{unbroken}")
+    for table in ("runs", "ranks", "steps"):
+        pd.testing.assert_frame_equal(tidy(broken, table), tidy(other, table))

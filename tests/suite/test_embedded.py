@@ -55,14 +55,25 @@ import os, time
 from raybench.suite.embedded import connect
 try:
     with connect():
-        print("connected", os.environ["RAYBENCH_EMBEDDED_RAY"], sep="\\n", flush=True)
+        import ray
+
+        address = ray.get_runtime_context().gcs_address
+        print("connected", os.environ["RAYBENCH_EMBEDDED_RAY"], address, sep="\\n", flush=True)
         time.sleep(3600)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        signal.SIGKILL,
+    ],
+    ids=lambda how: how.name,
+)
 def test_embedded_ray_ends_with_its_driver(how, monkeypatch):
     """Ctrl-C on a terminal goes to the whole process group."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -81,6 +92,7 @@ def test_embedded_ray_ends_with_its_driver(how, monkeypatch):
         assert len(everyone) > 2
         folder = driver.stdout.readline().strip()
         assert Path(folder).is_dir()
+        driver.stdout.readline()
         os.killpg(driver.pid, how) if how is signal.SIGINT else driver.send_signal(how)
         output, errors = driver.communicate(timeout=30)
         assert output == ("interrupted\n" if how is signal.SIGINT else "")
@@ -92,3 +104,40 @@ def test_embedded_ray_ends_with_its_driver(how, monkeypatch):
         driver.wait()
         for process in everyone:
             processes.kill(process)
+
+
+GUEST = """
+from raybench.suite.embedded import connect
+from raybench.suite.launch_ray import RayLauncher
+from tests.suite.jobs import play
+with connect() as address:
+    story = play(RayLauncher(loop="tests.worker.loops:finish"), limit_s=180)
+    print(address, repr(story.ending), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_cluster_that_was_joined_stays(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    owner = subprocess.Popen([sys.executable, "-c", DRIVER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout.readline() == "connected\n"
+        owner.stdout.readline()
+        address = owner.stdout.readline().strip()
+        everyone = [p for p, _ in processes.descendants(owner.pid) if not _is_worker(p.pid)]
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        guest = subprocess.run(
+            [sys.executable, "-c", GUEST], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert guest.stdout == f"{address} ''\n"
+        assert guest.stderr == ""
+        assert processes.alive(everyone) == everyone
+    finally:
+        owner.kill()
+        owner.communicate()
+
+
+def _is_worker(pid: int) -> bool:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::IDLE")

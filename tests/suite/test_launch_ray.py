@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from raybench.suite import processes
+from raybench.suite.placement import NodePlacement, NodeShare
 from raybench.worker.messages import Farewell, RoundRows
 from tests.suite.jobs import _ranks_find_the_tests as _ranks_find_the_tests
 from tests.suite.jobs import eventually, play, started, wait_for_hellos
@@ -45,7 +46,15 @@ def launcher(loop: str):
 
 
 def test_job_that_ends_well(logs, capfd):
-    story = play(launcher("finish"), limit_s=180, environment={"RAYBENCH_TEST_VARIABLE": "x"})
+    import ray
+
+    node = NodeShare(ray.util.get_node_ip_address(), 2, ray.get_runtime_context().get_node_id())
+    story = play(
+        launcher("finish"),
+        NodePlacement.of((node,), cpus_per_rank=0.5, use_gpu=False),
+        limit_s=180,
+        environment={"RAYBENCH_TEST_VARIABLE": "x"},
+    )
     assert story.ending == ""
     assert len(story.of(Farewell)) == 2
     threads = max(1, (os.cpu_count() or 1) // 2)
@@ -71,6 +80,7 @@ def test_killed_rank(logs, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_sleep_in_and_outside_a_collective(logs):
     story = play(launcher("sleeps"), limit_s=180, timeout_s=2)
     assert story.failures[1].status == "timeout"
@@ -80,6 +90,7 @@ def test_sleep_in_and_outside_a_collective(logs):
     assert story.seconds < 2 + 30
 
 
+@pytest.mark.slow
 def test_stop_ends_everything(logs):
     with started(launcher("waits")) as (sink, launched):
         pids = wait_for_hellos(sink, limit_s=180)

@@ -52,6 +52,7 @@ def test_sleep_in_and_outside_a_collective():
     assert story.seconds < 2 + 15
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_reach_the_sink_end_by_themselves():
     with Sink() as sink:
         job = make_job(sink).model_copy(update={"sink_key": "00" * 32})

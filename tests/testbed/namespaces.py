@@ -74,7 +74,7 @@ class Namespace:
 
     def __init__(self, name: str, command: Sequence[str], size: str = "2g", keep: Sequence[str] = ()) -> None:
         self.name = name
-        self._mountpoint = tempfile.mkdtemp(prefix=f"testbed-{name}-")
+        self._mountpoint = tempfile.mkdtemp(prefix=f"testbed-{name}-{os.getpid()}-")
         flags = ["--net", "--pid", "--fork", "--mount", "--uts", "--ipc", "--kill-child"]
         init = ["sh", str(HERE / "host_init.sh"), self._mountpoint, name, size, *command]
         hidden = " ".join(path for path in keep if path.startswith("/tmp/"))
@@ -95,6 +95,7 @@ class Namespace:
             message = self._process.stderr.read()
             self.close()
             raise RuntimeError(f"host {name} did not start: {message}")
+        os.rmdir(self._mountpoint)  # its mount is only in the namespace, which has left it behind
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         self.pid = int(children[0])
 

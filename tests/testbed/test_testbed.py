@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -102,6 +103,7 @@ def test_nothing_is_left_when_the_owner_is_killed() -> None:
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     assert "veth" not in links
     assert "port1" not in links
+    assert not list(Path(tempfile.gettempdir()).glob(f"testbed-*-{owner.pid}-*"))
 
 
 def test_nothing_is_left_when_closed() -> None:
