@@ -6,7 +6,7 @@ BENCH_BUDGET_S ?= 400
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: bench install lint test test-all testbed clean
+.PHONY: bench install lint test test-all testbed testbed-down clean
 
 bench: $(INSTALLED)  ## every track, small, on a Ray of its own; writes the report
 	$(BIN)/raybench run-all --scale smoke --budget-s $(BENCH_BUDGET_S) --results results
@@ -30,6 +30,12 @@ test: $(INSTALLED)  ## what every change has to pass
 
 test-all: $(INSTALLED)  ## and what is too long for every change
 	$(BIN)/python -m pytest
+
+testbed: $(INSTALLED)  ## a cluster of two hosts on this machine, to play with (needs root); `make testbed-down` ends it
+	$(BIN)/python -m tests.testbed up
+
+testbed-down: $(INSTALLED)
+	$(BIN)/python -m tests.testbed down
 
 clean:  ## leaves only what git tracks, and results
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis report

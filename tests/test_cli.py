@@ -13,7 +13,7 @@ import pytest
 
 from raybench.cli import main
 from raybench.suite.means import Means
-from tests.suite.fakes import QUICK, World
+from tests.suite.fakes import QUICK, World, cluster, node
 
 OWN = """
 title: Mine
@@ -355,3 +355,32 @@ def test_quick_answers_import_nothing_heavy(arguments: list[str]):
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_cluster_without_free_resources(own: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    world = play(monkeypatch, World())
+    monkeypatch.setattr("raybench.suite.session.probe_local", lambda: cluster(node(free_cpus=0.0)))
+    code, out, _ = run("run", own, "--launcher", "torchrun", "--json", capfd=capfd)
+    assert (code, world.jobs) == (1, [])
+    reason = "needs a free CPU, the cluster has none (all 2 are taken by other jobs)"
+    assert {(row["status"], row["reason"]) for row in json.loads(out)["rows"]} == {("skipped", reason)}
+
+
+def test_a_results_folder_that_is_removed_under_way(
+    own: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    import shutil
+
+    class Removing(World):
+        def get(self, timeout: float):
+            message = super().get(timeout)
+            if getattr(message, "round", None) == 2:
+                shutil.rmtree("results", ignore_errors=True)
+            return message
+
+    world = play(monkeypatch, Removing())
+    code, out, err = run("run", own, "--launcher", "torchrun", "--json", capfd=capfd)
+    body = json.loads(out)
+    assert (code, body["exit_code"], world.stopped) == (1, 1, [True])
+    assert body["errors"][0] == "results results: was removed while it was being written to"
+    assert "Traceback" not in err

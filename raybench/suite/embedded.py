@@ -20,6 +20,7 @@ CONNECT_S = 5.0
 """How long a cluster's address may take to accept a connection."""
 _SETTINGS = {
     "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "240",  # the driver itself waits 300 s for a rank
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -99,7 +99,7 @@ class _Worker:
         self.presence.marker.begin_round(case.name, key.round, deadline_ns)
         ranks = self.order[: case.layout.num_ranks]
         self.presence.send(RoundBegun(self.rank, case.name, key.round, len(ranks)))
-        self._pin(ranks)
+        pinned = self._pin(ranks)
         mesh = Mesh(case.layout, ranks, self.rank, self.groups, self.recorder)
         columns: dict[str, Any] = {}
         if not self.job.verify_only:
@@ -109,6 +109,7 @@ class _Worker:
             reason = gate.pop("reason")
             return self._refuse(case, key, mesh, "gate failed: " + reason, {**columns, **gate})
         columns.update(gate)
+        columns["environment"] = {**columns.get("environment", {}), **pinned}
         rows: Measurement | None = None
         if not self.job.verify_only:
             rows = measure(self.job.track, case, mesh, self.device, self.recorder, self.offset)
@@ -121,12 +122,14 @@ class _Worker:
         self.durations[case.name] = time.monotonic() - began
         return "done"
 
-    def _pin(self, ranks: tuple[int, ...]) -> None:
-        """With CPU ranks, keep each of the case's ranks on this node to its own cores."""
+    def _pin(self, ranks: tuple[int, ...]) -> dict[str, Any]:
+        """With CPU ranks, keep each of the case's ranks on this node to its own cores; says to which, and threads."""
         if self.device.type != "cpu":
-            return
+            return {}
         neighbours = [r for r in ranks if self.nodes[r] == self.nodes[self.rank]]
-        cores.pin(cores.share_of(self.cores, neighbours.index(self.rank), len(neighbours)))
+        own = cores.share_of(self.cores, neighbours.index(self.rank), len(neighbours))
+        cores.pin(own)
+        return {"num_threads": torch.get_num_threads(), "first_rank_cores": own}
 
     def _control_columns(self, mesh: Mesh, round_index: int) -> dict[str, Any]:
         """The control's window of this round, timed by the leader while the others wait."""

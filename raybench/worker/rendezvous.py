@@ -18,12 +18,15 @@ class Rendezvous:
         self._marks = marks
         self._timeout = timedelta(seconds=timeout_s)
         self._counts: dict[str, int] = defaultdict(int)
+        """Meetings so far, by name and ranks: cases of different sizes meet different ranks."""
 
     def meet(self, axis: Axis, name: str) -> None:
         """Return once every rank of `axis` has come."""
         if axis.size == 1:
             return
-        key = f"meet/{name}/{self._next(name)}"
+        name_and_ranks = f"{name}/{','.join(map(str, axis.ranks))}"
+        self._counts[name_and_ranks] += 1
+        key = f"meet/{name_and_ranks}/{self._counts[name_and_ranks]}"
         self._marks.mark(f"waiting for {name}")
         if self._store.add(key, 1) == axis.size:
             self._store.set(f"{key}/all", "1")
@@ -38,7 +41,3 @@ class Rendezvous:
         self._marks.mark(f"waiting to hear {name}")
         self._store.wait([f"say/{name}"], self._timeout)
         return str(self._store.get(f"say/{name}").decode())
-
-    def _next(self, name: str) -> int:
-        self._counts[name] += 1
-        return self._counts[name]
