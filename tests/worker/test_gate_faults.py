@@ -58,36 +58,31 @@ class NotBroadcast(Accumulated):
         pass
 
 
-class OneStepMissing(Accumulated):
-    """The second rank leaves out its second optimizer step."""
-
-    steps = 0
-
-    def update(self) -> None:
-        self.steps += 1
-        if self.steps == 2 and self.axis.index == 1:
-            for optimizer in self.optimizers:
-                optimizer.step = lambda: None
-            super().update()
-            for optimizer in self.optimizers:
-                del optimizer.step
-        else:
-            super().update()
-
-
 class OneStepMissingEverywhere(Accumulated):
+    """The second optimizer step is left out."""
+
     steps = 0
+
+    def is_at_fault(self) -> bool:
+        return True
 
     def update(self) -> None:
         self.steps += 1
-        if self.steps == 2:
-            for optimizer in self.optimizers:
-                optimizer.step = lambda: None
+        if self.steps != 2 or not self.is_at_fault():
             super().update()
-            for optimizer in self.optimizers:
-                del optimizer.step
-        else:
-            super().update()
+            return
+        for optimizer in self.optimizers:
+            optimizer.step = lambda: None
+        super().update()
+        for optimizer in self.optimizers:
+            del optimizer.step
+
+
+class OneStepMissing(OneStepMissingEverywhere):
+    """Only the second rank leaves it out."""
+
+    def is_at_fault(self) -> bool:
+        return self.axis.index == 1
 
 
 class ClippedByLocalNorm(Accumulated):
