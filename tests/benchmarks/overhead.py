@@ -34,12 +34,13 @@ def empty_fit(folder: str, num_ranks: int) -> float:
 def track(folder: str) -> tuple[float, dict[str, float]]:
     """Seconds of track A at smoke, and the parts of it that its rows tell."""
     from raybench.suite.catalog import parse_targets
+    from raybench.suite.cluster import probe_ray
     from raybench.suite.progress import Progress
     from raybench.suite.request import Request, new_suite_id
-    from raybench.suite.session import drive, prepare, probe_connected
+    from raybench.suite.session import drive, prepare
 
     request = Request(targets=tuple(parse_targets(["a"])), scale="smoke", results=folder, launcher="ray")
-    prepared = prepare(request, probe_connected())
+    prepared = prepare(request, probe_ray())
     suite_id = new_suite_id()
     begin = time.perf_counter()
     drive(request, prepared, Progress(), suite_id=suite_id)
@@ -65,7 +66,10 @@ def main() -> None:
             seconds, parts = track(folder)
             rest = seconds - parts["gate"] - parts["windows"] - parts["control windows"]
             told = ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
-            print(f"empty fit {fit:.1f} s; track {seconds:.1f} s ({told}); beside gate and windows {rest:.1f} s")
+            print(
+                f"empty fit {fit:.1f} s; track {seconds:.1f} s ({told}); beside gate and windows {rest:.1f} s",
+                flush=True,
+            )
             ratios.append(rest / fit)
     print(f"ratio {statistics.median(ratios):.2f} ({', '.join(f'{r:.2f}' for r in ratios)})")
 
