@@ -13,27 +13,37 @@ from torch.nn import functional as F
 from raybench.data.batches import IGNORED_LABEL
 from raybench.errors import RequestError
 from raybench.models.gpt import GPT
-from raybench.parallel.strategy import LossSum
+from raybench.parallel.execution import LossSum
 from raybench.suite.track import Precision, Workload
 
 
 def build_model(workload: Workload, device: torch.device, seed: int) -> nn.Module:
-    """The workload's model on `device`, trained from values that `seed` determines.
+    """The workload's whole model on `device`, trained from values that `seed` determines.
 
     Raises:
         RequestError: a model of one's own cannot be imported, or does not return a torch module.
     """
+    return materialize(outline(workload, seed), workload, device, seed)
+
+
+def outline(workload: Workload, seed: int) -> nn.Module:
+    """The model before it takes memory, to be cut: a GPT on the meta device; one's own model whole, on the CPU."""
     config = workload.model
     if config.name == "gpt":
         with torch.device("meta"):
-            gpt = GPT(config, workload.sequence_length, recompute=workload.recompute == "full")
-        gpt.to_empty(device=device)
-        gpt.tie_weights()
-        initialize(gpt, seed)
-        model: nn.Module = gpt
+            return GPT(config, workload.sequence_length, recompute=workload.recompute == "full")
+    torch.manual_seed(seed)
+    return _own_model(config.name, config.options)
+
+
+def materialize(model: nn.Module, workload: Workload, device: torch.device, seed: int) -> nn.Module:
+    """Give an outlined model, or what cutting left of it, its memory and its initial values."""
+    if isinstance(model, GPT):
+        model.to_empty(device=device)
+        model.tie_weights()
+        initialize(model, seed)
     else:
-        torch.manual_seed(seed)
-        model = _own_model(config.name, config.options).to(device)
+        model.to(device)
     if workload.compile:
         for block in getattr(model, "blocks", [model]):
             block.compile()

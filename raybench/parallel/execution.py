@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from raybench.data.batches import Batch
-from raybench.parallel.strategy import LossSum
+
+LossSum = Callable[[Callable[..., Tensor], Mapping[str, Tensor], Tensor], Tensor]
+"""(the model or what wraps it, inputs, labels) to the summed loss of a micro-batch, in the workload's precision."""
 
 
 class BackwardObserver(Protocol):
     """Who synchronises gradients around the backward passes: a data strategy."""
 
     def before_backward(self, last: bool) -> None:
-        """A micro-batch's backward pass begins; `last` for the one that completes this rank's gradients."""
+        """A backward pass begins; `last` for one that completes the gradients of the parameters it reaches.
+
+        A pipeline's rank with several chunks of the model has a last pass for each.
+        """
 
     def after_backward(self, last: bool) -> None:
         """It has ended."""
@@ -28,7 +34,7 @@ class Execution(Protocol):
         """Add the gradients of the global token-mean loss over this data rank's micro-batches to the parameters.
 
         Returns:
-            This rank's share of the loss: summed over ranks it is the global token-mean loss.
+            This rank's share of the loss: summed over data and pipeline ranks it is the global token-mean loss.
         """
 
 

@@ -27,6 +27,8 @@ class Entry:
     options: Mapping[str, type] = field(default_factory=dict)
     requires: str | None = None
     """A package that must be installed, beyond raybench's own."""
+    over: tuple[AxisName, ...] = ("pipeline", "tensor")
+    """The other axes that a data strategy may be combined with."""
 
 
 REGISTRY: dict[AxisName, dict[str, Entry]] = {
@@ -36,8 +38,10 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
         "hooked": Entry("raybench.parallel.data.hooked:Hooked"),
         "overlapped": Entry("raybench.parallel.data.overlapped:Overlapped"),
         "bucketed": Entry("raybench.parallel.data.bucketed:Bucketed", options={"bucket_mib": float}),
-        "torch-ddp": Entry("raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}),
-        "deepspeed-0": Entry("raybench.parallel.peers.deepspeed_ddp:DeepSpeed0", "deepspeed", requires="deepspeed"),
+        "torch-ddp": Entry("raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}, over=()),
+        "deepspeed-0": Entry(
+            "raybench.parallel.peers.deepspeed_ddp:DeepSpeed0", "deepspeed", requires="deepspeed", over=()
+        ),
     },
     "pipeline": {},
     "tensor": {},
@@ -82,6 +86,13 @@ def check_case(layout: Layout, strategy: StrategyNames, options: Mapping[str, An
                 raise ValueError(str(error)) from None
             if size == 1:
                 raise ValueError(f"strategy.{axis}: {name!r} needs layout.{axis} of at least 2, not 1")
+    if strategy.data is not None:
+        for axis in ("pipeline", "tensor"):
+            if getattr(layout, axis) > 1 and axis not in entry("data", strategy.data).over:
+                allowed = ", ".join(name for name, other in REGISTRY["data"].items() if axis in other.over)
+                raise ValueError(
+                    f"strategy.data: {strategy.data!r} does not run over a {axis} axis (allowed there: {allowed})"
+                )
     if layout.nodes > layout.num_ranks:
         raise ValueError(f"layout.nodes: {layout.nodes} is more than the layout's {layout.num_ranks} ranks")
     if layout.num_ranks % layout.nodes:

@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from raybench.data.batches import Batch
+from raybench.parallel.execution import Execution, LossSum
+from raybench.parallel.parts import Parts
 from raybench.worker.mesh import Mesh
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
-LossSum = Callable[[Callable[..., Tensor], Mapping[str, Tensor], Tensor], Tensor]
-"""(the model or what wraps it, inputs, labels) to the summed loss of a micro-batch, in the workload's precision."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ class Context:
     """All that a strategy is built from."""
 
     model: nn.Module
-    """The whole model, on this rank's device; only the first rank's values count."""
+    """This rank's part of the model (see `parts`), on its device; of data ranks only the first one's values count."""
+    parts: Parts
+    make_execution: Callable[[], Execution]
+    """How a step's micro-batches go through the model: accumulation, or a pipeline schedule."""
     loss_sum: LossSum
     make_optimizer: OptimizerFactory
     make_scheduler: SchedulerFactory
@@ -63,6 +66,10 @@ class Strategy(ABC):
     @abstractmethod
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole value of every trained parameter, one at a time."""
+
+    @abstractmethod
+    def held_parameters(self) -> Iterable[Tensor]:
+        """Tensors that are parameters on this rank: what autograd keeps of them is no activation."""
 
     @abstractmethod
     def state_bytes(self) -> StateBytes:

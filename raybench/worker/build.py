@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from raybench.models.build import build_model, make_loss_sum
-from raybench.parallel.registry import AXES, entry
+from raybench.parallel.execution import Accumulation
+from raybench.parallel.parts import Parts
+from raybench.parallel.registry import AxisName, entry
 from raybench.parallel.single import Single
 from raybench.parallel.strategy import Context, OptimizerFactory, Strategy
 from raybench.suite.track import Case, Layout, OptimizerConfig, Workload
@@ -53,9 +56,12 @@ def make_context(
 ) -> Context:
     model = build_model(workload, device, workload.seed + OTHER_RANKS_SEED * mesh.data.index)
     model.train()
+    loss_sum = make_loss_sum(model, workload.precision)
     return Context(
         model=model,
-        loss_sum=make_loss_sum(model, workload.precision),
+        parts=Parts(mesh),
+        make_execution=lambda: Accumulation(model, loss_sum),
+        loss_sum=loss_sum,
         make_optimizer=make_optimizer,
         make_scheduler=lambda optimizer: LambdaLR(
             optimizer, lambda step: learning_rate_factor(workload.optimizer, step)
@@ -75,13 +81,16 @@ def build_strategy(
 ) -> Strategy:
     """The case's strategy over `mesh`, with the workload's optimizer unless another one is given."""
     context = make_context(workload, case, mesh, device, make_optimizer or optimizer_factory(workload.optimizer))
-    for axis in AXES:
-        name = getattr(case.strategy, axis)
-        if name is not None:
-            module, _, class_name = entry(axis, name).target.partition(":")
-            strategy: Strategy = getattr(importlib.import_module(module), class_name)(context)
-            return strategy
-    return Single(context)
+    if case.strategy.data is None:
+        return Single(context)
+    strategy: Strategy = implementation("data", case.strategy.data)(context)
+    return strategy
+
+
+def implementation(axis: AxisName, name: str) -> Any:
+    """What the registry names as strategy `name` of an axis."""
+    module, _, attribute = entry(axis, name).target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def build_control(

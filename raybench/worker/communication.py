@@ -19,6 +19,8 @@ from torch import Tensor
 WIRE_FACTOR: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "broadcast": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
 }
 """Bytes that a rank sends in each operation, as a multiple of its payload: the mean over the ranks of a ring."""
 
@@ -137,6 +139,7 @@ class Pending:
 
     def wait(self) -> None:
         if self._work is None:
+            self._end()
             return
         self._recorder.marks.mark(f"wait {self._label}")
         operation = self.operation
@@ -151,8 +154,12 @@ class Pending:
             if before is not None:
                 self._recorder.time_by_events(operation, self._begun, before, after)
         self._work = None
+        self._end()
+
+    def _end(self) -> None:
         if self._finish is not None:
             self._finish()
+            self._finish = None
 
     def _note_end(self, _: object) -> None:
         if self.operation is not None and not self.operation.end_ns:
@@ -182,13 +189,34 @@ class Axis:
         operation = self.recorder.begin("all_reduce", label, self, tensor)
         return self._start(lambda t: dist.all_reduce(t, group=self.group, async_op=True), tensor, label, operation)
 
-    def broadcast(self, tensor: Tensor, *, label: str) -> Pending:
-        """Give the first rank's `tensor` to all ranks of the axis, in place."""
+    def broadcast(self, tensor: Tensor, *, label: str, place: int = 0) -> Pending:
+        """Give the `tensor` of the rank at `place` along the axis to all of its ranks, in place."""
         operation = self.recorder.begin("broadcast", label, self, tensor)
-        source = self.ranks[0]
+        source = self.ranks[place]
         return self._start(
             lambda t: dist.broadcast(t, src=source, group=self.group, async_op=True), tensor, label, operation
         )
+
+    def reduce_scatter(self, output: Tensor, tensor: Tensor, *, label: str) -> Pending:
+        """Sum `tensor` over the axis and leave this rank's part of the sum in `output`.
+
+        Args:
+            output: contiguous; the part at this rank's place of the first dimension cut into equal parts.
+            tensor: contiguous, `size` times as long; its content is lost.
+        """
+        operation = self.recorder.begin("reduce_scatter", label, self, tensor)
+        if self.size == 1:
+            return Pending(None, self.recorder, label, None, lambda: _copy(output, tensor))
+        work = dist.reduce_scatter_tensor(output, tensor, group=self.group, async_op=True)
+        return Pending(work, self.recorder, label, operation)
+
+    def all_gather(self, output: Tensor, tensor: Tensor, *, label: str) -> Pending:
+        """Put every rank's `tensor` into `output`, one after the other along the first dimension; both contiguous."""
+        operation = self.recorder.begin("all_gather", label, self, output)
+        if self.size == 1:
+            return Pending(None, self.recorder, label, None, lambda: _copy(output, tensor))
+        work = dist.all_gather_into_tensor(output, tensor, group=self.group, async_op=True)
+        return Pending(work, self.recorder, label, operation)
 
     def gather_objects(self, value: object) -> list[Any]:
         """Every rank's `value`, in order along the axis; for results and checks, never inside a timed window."""

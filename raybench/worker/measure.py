@@ -116,7 +116,7 @@ def measure(
             strategy.step(batch)
     operations = list(recorder.operations) if all_recorded else []
     activation_bytes = _activation_bytes(strategy, batches[-1]) if num_extra else None
-    waits = _waits(operations, [mesh.data, mesh.pipeline, mesh.tensor, mesh.all], offset)
+    waits = _waits(operations, [mesh.data, mesh.pipeline, mesh.tensor, mesh.model, mesh.ends, mesh.all], offset)
     finished = time.perf_counter_ns()
 
     strategy.close()
@@ -194,8 +194,7 @@ def _time_window(strategy: Strategy, batches: Sequence[Batch], device: torch.dev
 
 def _activation_bytes(strategy: Strategy, batch: Batch) -> int:
     """Most bytes that autograd kept at one time for the backward of a step."""
-    excluded = [p for _, p in strategy.full_parameters()]
-    with ActivationMeter(excluded) as meter:
+    with ActivationMeter(list(strategy.held_parameters())) as meter:
         strategy.step(batch)
     return meter.peak_bytes
 

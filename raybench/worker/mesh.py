@@ -10,7 +10,8 @@ import torch.distributed as dist
 from raybench.suite.track import Layout
 from raybench.worker.communication import Axis, Recorder
 
-AXIS_NAMES = ("data", "pipeline", "tensor", "all")
+AXIS_NAMES = ("data", "pipeline", "tensor", "model", "ends", "all")
+"""`model`: pipeline × tensor, the ranks that hold one replica; `ends`: the first and the last of a pipeline."""
 
 
 class Groups:
@@ -41,6 +42,8 @@ def axis_ranks(layout: Layout, ranks: Sequence[int], place: int) -> dict[str, tu
     pipeline = place // layout.tensor % layout.pipeline
     data = place // (layout.tensor * layout.pipeline)
 
+    ends = (0, layout.pipeline - 1) if pipeline in (0, layout.pipeline - 1) and layout.pipeline > 1 else (pipeline,)
+
     def rank_at(d: int, p: int, t: int) -> int:
         return ranks[(d * layout.pipeline + p) * layout.tensor + t]
 
@@ -48,6 +51,8 @@ def axis_ranks(layout: Layout, ranks: Sequence[int], place: int) -> dict[str, tu
         "data": tuple(rank_at(d, pipeline, tensor) for d in range(layout.data)),
         "pipeline": tuple(rank_at(data, p, tensor) for p in range(layout.pipeline)),
         "tensor": tuple(rank_at(data, pipeline, t) for t in range(layout.tensor)),
+        "model": tuple(rank_at(data, p, t) for p in range(layout.pipeline) for t in range(layout.tensor)),
+        "ends": tuple(rank_at(data, p, tensor) for p in ends),
         "all": tuple(ranks[: layout.num_ranks]),
     }
 
@@ -77,4 +82,4 @@ class Mesh:
         self.recorder = recorder
         members = axis_ranks(layout, self.ranks, self.ranks.index(rank))
         axes = {name: Axis(name, members[name], rank, groups.get(members[name]), recorder) for name in AXIS_NAMES}
-        self.data, self.pipeline, self.tensor, self.all = (axes[name] for name in AXIS_NAMES)
+        self.data, self.pipeline, self.tensor, self.model, self.ends, self.all = (axes[name] for name in AXIS_NAMES)

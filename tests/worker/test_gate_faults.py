@@ -89,7 +89,7 @@ class ClippedByLocalNorm(Accumulated):
     """Clips before reducing, by each rank's own norm."""
 
     def reduce_gradients(self) -> None:
-        gradients = self.gradients()
+        gradients = [g for tensors in self.gradients().values() for g in tensors]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         torch._foreach_mul_(gradients, (0.05 / norm).clamp(max=1.0))
         super().reduce_gradients()

@@ -7,25 +7,28 @@ still under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raybench.parallel.data.order import FixedOrder
-from raybench.parallel.data.replicated import Replicated
+from raybench.parallel.data.replicated import Replicated, sum_shared
 from raybench.parallel.norm import global_norm
+from raybench.parallel.parts import ALONE, Sharing
 from raybench.worker.communication import Pending
 
 DEFAULT_BUCKET_MIB = 25.0
+NOT_SHARED: Mapping[nn.Parameter, Sharing] = {}
 
 
 class Bucket:
-    """Consecutive parameters of one dtype and device, flat."""
+    """Consecutive parameters of one dtype, device and sharing, flat."""
 
-    def __init__(self, label: str, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, label: str, parameters: Sequence[nn.Parameter], sharing: Sharing) -> None:
         self.label = label
+        self.sharing = sharing
         sizes = [p.numel() for p in parameters]
         self.flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
         self.gradient = torch.zeros_like(self.flat)
@@ -38,7 +41,7 @@ class Bucket:
             parameter.data = value.view(parameter.shape)
             self.views[parameter] = part.view(parameter.shape)
         self.num_missing = 0
-        """Parameters whose gradient is still to come in this backward pass."""
+        """Parameters whose gradient is not complete yet in this step."""
         self.pending: Pending | None = None
 
     def take(self, parameter: Tensor) -> None:
@@ -62,8 +65,9 @@ class Bucketed(Replicated):
 
     def lay_out(self) -> None:
         limit_bytes = int(float(self.context.options.get("bucket_mib", DEFAULT_BUCKET_MIB)) * 2**20)
-        groups = assign(list(self.parameters.values()), limit_bytes)
-        self.buckets = [Bucket(f"bucket {index}", group) for index, group in enumerate(groups)]
+        sharing = {parameter: self.parts.sharing(name) for name, parameter in self.parameters.items()}
+        groups = assign(list(self.parameters.values()), limit_bytes, sharing)
+        self.buckets = [Bucket(f"bucket {index}", g, sharing[g[0]]) for index, g in enumerate(groups)]
         self.order = FixedOrder(self.buckets, self._send)
         self._sending = False
         self._hooks = [
@@ -75,18 +79,21 @@ class Bucketed(Replicated):
     def make_optimizers(self) -> list[Optimizer]:
         return [self.context.make_optimizer([bucket.flat]) for bucket in self.buckets]
 
-    def before_backward(self, last: bool) -> None:
-        self._sending = last and self.may_send
+    def before_step(self) -> None:
         self.order.start()
         for bucket in self.buckets:
             bucket.num_missing = len(bucket.views)
 
+    def before_backward(self, last: bool) -> None:
+        self._sending = last and self.may_send
+
     def _make_hook(self, index: int, bucket: Bucket) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
             bucket.take(parameter)
-            bucket.num_missing -= 1
-            if self._sending and bucket.num_missing == 0:
-                self.order.ready(index)
+            if self._sending:
+                bucket.num_missing -= 1
+                if bucket.num_missing == 0:
+                    self.order.ready(index)
 
         return hook
 
@@ -106,30 +113,36 @@ class Bucketed(Replicated):
                 bucket.wait()
             super().update()
             return
-        norms = []
+        norms: dict[Sharing, list[Tensor]] = {}
         for bucket, optimizer in zip(self.buckets, self.optimizers, strict=True):
             bucket.wait()
-            norms.append(global_norm([bucket.gradient]))
+            sum_shared(bucket.sharing, [bucket.gradient])
+            norms.setdefault(bucket.sharing, []).append(global_norm([bucket.gradient]))
             optimizer.step()
-        self.gradient_norm = torch.linalg.vector_norm(torch.stack(norms))
+        self.gradient_norm = self.parts.norm(norms)
 
-    def gradients(self) -> list[Tensor]:
-        return [bucket.gradient for bucket in self.buckets]
+    def gradients(self) -> dict[Sharing, list[Tensor]]:
+        by_sharing: dict[Sharing, list[Tensor]] = {}
+        for bucket in self.buckets:
+            by_sharing.setdefault(bucket.sharing, []).append(bucket.gradient)
+        return by_sharing
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
 
-def assign(parameters: Sequence[nn.Parameter], limit_bytes: int) -> list[list[nn.Parameter]]:
-    """Buckets of at most `limit_bytes` (a larger parameter alone), in reverse order, one dtype and device each.
+def assign(
+    parameters: Sequence[nn.Parameter], limit_bytes: int, sharing: Mapping[nn.Parameter, Sharing] = NOT_SHARED
+) -> list[list[nn.Parameter]]:
+    """Buckets of at most `limit_bytes` (a larger parameter alone), in reverse order: one dtype, device, sharing each.
 
     The order is that in which backward fills them: by each bucket's last parameter in the reversed list.
     """
     finished: list[tuple[int, list[nn.Parameter]]] = []
-    filling: dict[tuple[torch.dtype, torch.device], tuple[int, list[nn.Parameter]]] = {}
+    filling: dict[tuple[torch.dtype, torch.device, Sharing], tuple[int, list[nn.Parameter]]] = {}
     for position, parameter in enumerate(reversed(parameters)):
-        key = (parameter.dtype, parameter.device)
+        key = (parameter.dtype, parameter.device, sharing.get(parameter, ALONE))
         _, bucket = filling.get(key, (0, []))
         size = sum(p.numel() * p.element_size() for p in bucket)
         if bucket and size + parameter.numel() * parameter.element_size() > limit_bytes:

@@ -22,9 +22,11 @@ class Hooked(Replicated):
             for index, name in enumerate(backward_order)
         ]
 
+    def before_step(self) -> None:
+        self.order.start()
+
     def before_backward(self, last: bool) -> None:
         self._sending = last and self.may_send
-        self.order.start()
 
     def _make_hook(self, index: int) -> Callable[[Tensor], None]:
         def hook(_: Tensor) -> None:

@@ -1,17 +1,17 @@
-"""What all unsharded data-parallel strategies share: each rank holds the whole model and takes the whole step."""
+"""What all unsharded data-parallel strategies share: each rank holds a replica (of its part) of the model."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raybench.data.batches import Batch
-from raybench.parallel.execution import Accumulation, Execution
-from raybench.parallel.norm import global_norm
+from raybench.parallel.execution import Execution
+from raybench.parallel.parts import Sharing
 from raybench.parallel.strategy import Context, StateBytes, Strategy, distinct_bytes, optimizer_tensors
 
 
@@ -30,20 +30,24 @@ class Replicated(Strategy):
         parameter is used."""
         self.scale: Tensor | None = None
         """What clipping multiplied the gradients of the last step by."""
-        self.execution: Execution = self.make_execution()
+        self.parts = context.parts
+        self.execution = self.make_execution()
         self._broadcast_state()
         self.lay_out()
         self.optimizers = self.make_optimizers()
         self.schedulers = [context.make_scheduler(optimizer) for optimizer in self.optimizers]
 
     def make_execution(self) -> Execution:
-        return Accumulation(self.model, self.context.loss_sum)
+        return self.context.make_execution()
 
     def lay_out(self) -> None:
         """Arrange parameters and gradients before the optimizer is made."""
 
     def make_optimizers(self) -> list[Optimizer]:
         return [self.context.make_optimizer(self.parameters.values())]
+
+    def before_step(self) -> None:
+        """Called before the first forward pass of a step."""
 
     def before_backward(self, last: bool) -> None:
         """Called before every micro-batch's backward pass."""
@@ -57,43 +61,50 @@ class Replicated(Strategy):
         `update` uses it."""
 
     def update(self) -> None:
-        """Clip, then take the optimizer's step."""
+        """Sum what ranks beside the data axis share, clip, then take the optimizer's step."""
         gradients = self.gradients()
-        self.gradient_norm = global_norm(gradients)
+        for sharing, tensors in gradients.items():
+            sum_shared(sharing, tensors)
+        self.gradient_norm = self.parts.norm(gradients)
         limit = self.context.clip_gradient_norm
         if limit is not None:
             self.scale = (limit / (self.gradient_norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(gradients, self.scale)
+            for tensors in gradients.values():
+                torch._foreach_mul_(tensors, self.scale)
         for optimizer in self.optimizers:
             optimizer.step()
 
     def step(self, batch: Batch) -> Tensor:
         for parameter in self.parameters.values():
             parameter.grad = None
-        loss = self.execution.run(batch, self)
+        self.before_step()
+        loss = self.execution.run(batch, self) / self.context.mesh.tensor.size
         if not self.may_send:
             self.refuse_unused_parameters()
             self.may_send = True
         self.reduce_gradients()
-        loss_sum = self.axis.all_reduce(loss, label="loss")
+        loss_sum = self.context.mesh.all.all_reduce(loss, label="loss")
         self.update()
         for scheduler in self.schedulers:
             scheduler.step()
         loss_sum.wait()
         return loss
 
-    def gradients(self) -> list[Tensor]:
-        """The tensors that hold all gradients, each element once."""
-        return [gradient(p) for p in self.parameters.values()]
+    def gradients(self) -> dict[Sharing, list[Tensor]]:
+        """The tensors that hold all gradients of this rank, each element once, by how they are shared."""
+        by_sharing: dict[Sharing, list[Tensor]] = {}
+        for name, parameter in self.parameters.items():
+            by_sharing.setdefault(self.parts.sharing(name), []).append(gradient(parameter))
+        return by_sharing
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.parameters.items():
-            whole = gradient(parameter)
-            yield name, whole if self.scale is None else whole / self.scale
+        return self.parts.whole((name, self._unclipped(gradient(p))) for name, p in self.parameters.items())
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.parameters.items():
-            yield name, parameter.detach()
+        return self.parts.whole((name, p.detach()) for name, p in self.parameters.items())
+
+    def held_parameters(self) -> Iterable[Tensor]:
+        return self.model.parameters()
 
     def state_bytes(self) -> StateBytes:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -102,6 +113,9 @@ class Replicated(Strategy):
             gradients=distinct_bytes(gradients),
             optimizer=distinct_bytes(optimizer_tensors(self.optimizers)),
         )
+
+    def _unclipped(self, gradient: Tensor) -> Tensor:
+        return gradient if self.scale is None else gradient / self.scale
 
     def _broadcast_state(self) -> None:
         """Every rank begins with the first rank's parameters and buffers."""
@@ -137,3 +151,14 @@ def gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
+
+
+@torch.no_grad()
+def sum_shared(sharing: Sharing, gradients: Sequence[Tensor]) -> None:
+    """Sum gradients, in place, over the ranks beside the data axis that hold a copy of their parameters."""
+    if sharing.axis is None or sharing.axis.size == 1:
+        return
+    flat = torch.cat([g.flatten() for g in gradients])
+    sharing.axis.all_reduce(flat, label="shared gradients").wait()
+    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(summed.view(gradient.shape))

@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raybench.data.batches import Batch
 from raybench.parallel.data.replicated import Replicated
-from raybench.parallel.execution import BackwardObserver, Execution
-from raybench.parallel.strategy import LossSum
+from raybench.parallel.execution import BackwardObserver, Execution, LossSum
 from raybench.worker.communication import Axis, Operation
 
 DEFAULT_BUCKET_MIB = 25.0
