@@ -137,3 +137,57 @@ class Sleepy(Small):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.projection(_Sleep.apply(self.hidden(input_ids), *self.times))
+
+
+class Staged(nn.Module):
+    """Made to be cut: blocks that want a mask besides, made anew on every stage, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = _Ids()
+        self.blocks = nn.ModuleList(_Masked() for _ in range(5))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.register_buffer("slope", torch.linspace(0.1, 1.0, WIDTH))
+
+    def block_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"mask": (inputs["input_ids"] % 3 > 0).unsqueeze(-1) * self.slope}
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.embedding(input_ids)
+        for block in self.blocks:
+            hidden = block(hidden, **self.block_inputs({"input_ids": input_ids}))
+        return self.head(hidden)
+
+
+class _Ids(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.table(input_ids)
+
+
+class _Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return hidden + torch.tanh(self.layer(hidden)) * mask
+
+
+class Entangled(Staged):
+    """Two blocks that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].layer.weight = self.blocks[3].layer.weight
+
+
+class Stray(Staged):
+    """A parameter that is in no part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Parameter(torch.zeros(1))

@@ -13,8 +13,11 @@ from torch.nn import functional as F
 from raybench.data.batches import IGNORED_LABEL
 from raybench.errors import RequestError
 from raybench.models.gpt import GPT
+from raybench.models.timed import TimedGPT
 from raybench.parallel.execution import LossSum
 from raybench.suite.track import Precision, Workload
+
+NO_ALIASES: Mapping[str, str] = {}
 
 
 def build_model(workload: Workload, device: torch.device, seed: int) -> nn.Module:
@@ -29,31 +32,43 @@ def build_model(workload: Workload, device: torch.device, seed: int) -> nn.Modul
 def outline(workload: Workload, seed: int) -> nn.Module:
     """The model before it takes memory, to be cut: a GPT on the meta device; one's own model whole, on the CPU."""
     config = workload.model
-    if config.name == "gpt":
+    if config.name in ("gpt", "timed"):
+        make = GPT if config.name == "gpt" else TimedGPT
         with torch.device("meta"):
-            return GPT(config, workload.sequence_length, recompute=workload.recompute == "full")
+            return make(config, workload.sequence_length, recompute=workload.recompute == "full")
     torch.manual_seed(seed)
     return _own_model(config.name, config.options)
 
 
-def materialize(model: nn.Module, workload: Workload, device: torch.device, seed: int) -> nn.Module:
-    """Give an outlined model, or what cutting left of it, its memory and its initial values."""
+def materialize(
+    model: nn.Module,
+    workload: Workload,
+    device: torch.device,
+    seed: int,
+    aliases: Mapping[str, str] = NO_ALIASES,
+) -> nn.Module:
+    """Give an outlined model, or what cutting left of it, its memory and its initial values.
+
+    Args:
+        aliases: the whole model's name of parameters that go by another one here.
+    """
     if isinstance(model, GPT):
         model.to_empty(device=device)
         model.tie_weights()
-        initialize(model, seed)
+        initialize(model, seed, aliases)
     else:
         model.to(device)
     if workload.compile:
-        for block in getattr(model, "blocks", [model]):
+        for block in blocks.children() if isinstance(blocks := getattr(model, "blocks", None), nn.Module) else [model]:
             block.compile()
     return model
 
 
 @torch.no_grad()
-def initialize(model: GPT, seed: int) -> None:
+def initialize(model: GPT, seed: int, aliases: Mapping[str, str] = NO_ALIASES) -> None:
     """Fill every parameter from a generator of its own, seeded by `seed` and the parameter's name."""
-    for name, parameter in model.named_parameters():
+    for local_name, parameter in model.named_parameters():
+        name = aliases.get(local_name, local_name)
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         value = torch.empty(parameter.shape, dtype=parameter.dtype)

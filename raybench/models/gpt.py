@@ -108,8 +108,8 @@ class GPT(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Let the head share the token embedding's weight where the configuration asks for it."""
-        if self.tied_head:
+        """Let the head share the token embedding's weight where the configuration asks for it and both are here."""
+        if self.tied_head and hasattr(self, "embedding") and hasattr(self, "head"):
             self.head.projection.weight = self.embedding.token.weight
 
     def forward(self, input_ids: Tensor) -> Tensor:

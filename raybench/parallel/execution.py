@@ -30,6 +30,9 @@ class BackwardObserver(Protocol):
 class Execution(Protocol):
     """Runs forward and backward of a whole step."""
 
+    recorded: bool
+    """Whether all of its own communication goes through the recorder."""
+
     def run(self, batch: Batch, observer: BackwardObserver) -> Tensor:
         """Add the gradients of the global token-mean loss over this data rank's micro-batches to the parameters.
 
@@ -40,6 +43,8 @@ class Execution(Protocol):
 
 class Accumulation:
     """Micro-batch after micro-batch, forward then backward: gradient accumulation."""
+
+    recorded = True
 
     def __init__(self, model: nn.Module, loss_sum: LossSum) -> None:
         self.model = model

@@ -31,6 +31,13 @@ class Entry:
     """The other axes that a data strategy may be combined with."""
 
 
+RUNNER = "raybench.parallel.pipeline.runner:ScheduleRunner"
+TORCH_PIPELINE = "raybench.parallel.peers.torch_pipeline:TorchPipeline"
+STAGED: Mapping[str, type] = {"num_micro_batches": int, "layers": list}
+"""Options of every pipeline: into how many micro-batches a step is cut (as the workload says), and how many layers
+each stage holds (balanced)."""
+CHUNKED: Mapping[str, type] = {**STAGED, "num_chunks": int}
+
 REGISTRY: dict[AxisName, dict[str, Entry]] = {
     "data": {
         "naive": Entry("raybench.parallel.data.naive:Naive"),
@@ -43,7 +50,19 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
             "raybench.parallel.peers.deepspeed_ddp:DeepSpeed0", "deepspeed", requires="deepspeed", over=()
         ),
     },
-    "pipeline": {},
+    "pipeline": {
+        "naive": Entry(RUNNER, options=STAGED),
+        "gpipe": Entry(RUNNER, options=STAGED),
+        "one-f-one-b": Entry(RUNNER, options=STAGED),
+        "interleaved": Entry(RUNNER, options=CHUNKED),
+        "zero-bubble": Entry(RUNNER, options=STAGED),
+        "zero-bubble-v": Entry(RUNNER, options=STAGED),
+        "torch-gpipe": Entry(TORCH_PIPELINE, "torch", STAGED),
+        "torch-1f1b": Entry(TORCH_PIPELINE, "torch", STAGED),
+        "torch-interleaved": Entry(TORCH_PIPELINE, "torch", CHUNKED),
+        "torch-interleaved-zero-bubble": Entry(TORCH_PIPELINE, "torch", CHUNKED),
+        "torch-zbv": Entry(TORCH_PIPELINE, "torch", STAGED),
+    },
     "tensor": {},
 }
 
@@ -103,6 +122,10 @@ def check_case(layout: Layout, strategy: StrategyNames, options: Mapping[str, An
     for key, value in options.items():
         if key not in known:
             raise ValueError(str(unknown("options", key, known)))
+        if known[key] is list:
+            if not isinstance(value, list) or not all(type(part) is int and part >= 0 for part in value):
+                raise ValueError(f"options.{key}: {value!r} is not allowed (a list of whole numbers, 0 or more)")
+            continue
         number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         if not number or not isinstance(value, int | known[key]):
             raise ValueError(f"options.{key}: {value!r} is not allowed (a {known[key].__name__} above 0)")

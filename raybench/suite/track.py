@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from raybench.errors import unknown
+from raybench.errors import RequestError, unknown
 
 Scale = Literal["smoke", "full"]
 Precision = Literal["fp32", "bf16"]
@@ -20,6 +20,8 @@ NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Size = Annotated[int, Field(gt=0, le=2**20)]
 Axis = Annotated[int, Field(gt=0, le=2**16)]
+TIMES_MS = ("forward_ms", "input_gradient_ms", "weight_gradient_ms")
+MAX_TIME_MS = 60_000
 MODEL_FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
@@ -37,10 +39,11 @@ class _Data(BaseModel):
 
 
 class ModelConfig(_Data):
-    """A model: `gpt` by its sizes, or one's own as `module:function` (sizes are then its own business)."""
+    """A model: `gpt` or `timed` by its sizes, or one's own as `module:function` (sizes are then its own business)."""
 
     name: str = "gpt"
-    """`gpt`, or `module:function`: a function that returns a torch module, called with `options`."""
+    """`gpt`; `timed`, a GPT whose blocks take a set time by waiting, and have weights of `ffn_width` × `width`; or
+    `module:function`: a function that returns a torch module, called with `options`."""
     num_layers: Size = 12
     width: Size = 768
     num_heads: Size = 12
@@ -51,18 +54,28 @@ class ModelConfig(_Data):
     """Whether the output projection shares the token embedding's weight."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a model of one's own."""
+    """Keyword arguments of a model of one's own; of `timed`, what a block takes in milliseconds: `forward_ms`,
+    `input_gradient_ms`, `weight_gradient_ms`, each 0 where it is not given."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.name != "gpt" and not re.match(MODEL_FUNCTION, self.name):
-            raise ValueError(f"name: {self.name!r} is not known (allowed: gpt, or module:function)")
+        if self.name not in ("gpt", "timed") and not re.match(MODEL_FUNCTION, self.name):
+            raise ValueError(f"name: {self.name!r} is not known (allowed: gpt, timed, or module:function)")
         if self.name == "gpt" and self.width % self.num_heads:
             near = nearest_divisors(self.width, self.num_heads)
             raise ValueError(f"num_heads: {self.num_heads} does not divide width {self.width} (nearest: {near})")
         if self.name == "gpt" and self.options:
-            raise ValueError(f"options: {sorted(self.options)} are for a model of one's own (module:function)")
+            raise ValueError(f"options: {sorted(self.options)} are for timed or a model of one's own (module:function)")
+        if self.name == "timed":
+            self._check_times()
         return self
+
+    def _check_times(self) -> None:
+        for key, value in self.options.items():
+            if key not in TIMES_MS:
+                raise ValueError(str(unknown("options", key, TIMES_MS)))
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME_MS:
+                raise ValueError(f"options.{key}: {value!r} is not allowed (a number from 0 to {MAX_TIME_MS})")
 
 
 class OptimizerConfig(_Data):
@@ -196,12 +209,18 @@ class ResolvedTrack(_Data):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        from raybench.parallel.pipeline.plan import check_sizes
+
         names = [case.name for case in self.cases]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"cases: the name {name!r} is used {names.count(name)} times, each must be its own")
         samples = self.workload.data.num_samples
         for case in self.cases:
+            try:
+                check_sizes(case, self.workload)
+            except RequestError as error:
+                raise ValueError(f"cases.{case.name}: {error}") from None
             batch = self.workload.micro_batch_size * self.workload.num_micro_batches * case.layout.data
             if samples is not None and samples < batch:
                 raise ValueError(

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from raybench.models.build import build_model, make_loss_sum
-from raybench.parallel.execution import Accumulation
+from raybench.models.build import make_loss_sum, materialize, outline
+from raybench.parallel.execution import Accumulation, Execution
 from raybench.parallel.parts import Parts
+from raybench.parallel.pipeline.plan import make_plan
+from raybench.parallel.pipeline.stage import cut
 from raybench.parallel.registry import AxisName, entry
 from raybench.parallel.single import Single
 from raybench.parallel.strategy import Context, OptimizerFactory, Strategy
@@ -55,14 +57,27 @@ def learning_rate_factor(config: OptimizerConfig, step: int) -> float:
 def make_context(
     workload: Workload, case: Case | None, mesh: Mesh, device: torch.device, make_optimizer: OptimizerFactory
 ) -> Context:
-    model = build_model(workload, device, workload.seed + OTHER_RANKS_SEED * mesh.data.index)
-    model.train()
-    loss_sum = recorded(make_loss_sum(model, workload.precision), mesh.recorder.spans)
+    seed = workload.seed + OTHER_RANKS_SEED * mesh.data.index
+    model = outline(workload, seed)
+    plan = None if case is None or case.layout.pipeline == 1 else make_plan(case, workload)
+    stages = None if plan is None else cut(model, workload, mesh, plan.schedule.placement, plan.layers)
+    parts = Parts(mesh) if stages is None else Parts(mesh, sharing=stages.sharing, aliases=stages.aliases)
+    model = materialize(model, workload, device, seed, {} if stages is None else stages.aliases).train()
+    loss_sum = make_loss_sum(model, workload.precision)
+
+    def make_execution() -> Execution:
+        if plan is None or stages is None:
+            return Accumulation(model, recorded(loss_sum, mesh.recorder.spans))
+        run_pipeline: Execution = implementation("pipeline", plan.strategy)(
+            plan, stages.build(model), mesh, loss_sum, workload.precision
+        )
+        return run_pipeline
+
     return Context(
         model=model,
-        parts=Parts(mesh),
-        make_execution=lambda: Accumulation(model, loss_sum),
-        loss_sum=loss_sum,
+        parts=parts,
+        make_execution=make_execution,
+        loss_sum=recorded(loss_sum, mesh.recorder.spans),
         make_optimizer=make_optimizer,
         make_scheduler=lambda optimizer: LambdaLR(
             optimizer, lambda step: learning_rate_factor(workload.optimizer, step)

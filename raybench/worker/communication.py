@@ -23,8 +23,19 @@ WIRE_FACTOR: dict[str, Callable[[int], float]] = {
     "broadcast": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
+    "send": lambda _: 1,
+    "receive": lambda _: 0,
 }
 """Bytes that a rank sends in each operation, as a multiple of its payload: the mean over the ranks of a ring."""
+
+
+class Among(Protocol):
+    """Whom an operation is among: an axis, or the two ends of a channel."""
+
+    name: str
+
+    @property
+    def size(self) -> int: ...
 
 
 class Marks(Protocol):
@@ -78,7 +89,7 @@ class Recorder:
             self.step = None
             self._resolve_events()
 
-    def begin(self, kind: str, label: str, axis: Axis, tensor: Tensor) -> Operation | None:
+    def begin(self, kind: str, label: str, axis: Among, tensor: Tensor) -> Operation | None:
         self.marks.mark(f"{kind} {label} over {axis.name}")
         if self.step is None:
             return None

@@ -15,6 +15,7 @@ from raybench.data.batches import Batch, Batches
 from raybench.parallel.strategy import Strategy
 from raybench.suite.track import Case, ResolvedTrack
 from raybench.worker.build import build_control, build_strategy
+from raybench.worker.channel import RECEIVE, SEND, waits_for_peer
 from raybench.worker.clock import ClockOffset, StepClock, synchronize, to_host
 from raybench.worker.communication import Axis, Operation, Recorder
 from raybench.worker.memory import ActivationMeter, peak_device_bytes, peak_rss_bytes, reset_peaks
@@ -119,6 +120,7 @@ def measure(
     spans = list(recorder.spans.found) if all_recorded else []
     activation_bytes = _activation_bytes(strategy, batches[-1]) if num_extra else None
     waits = _waits(operations, [mesh.data, mesh.pipeline, mesh.tensor, mesh.model, mesh.ends, mesh.all], offset)
+    waits.update(waits_for_peer(operations, mesh.pipeline, offset))
     finished = time.perf_counter_ns()
 
     strategy.close()
@@ -216,7 +218,7 @@ def _waits(operations: Sequence[Operation], axes: Sequence[Axis], offset: ClockO
     """Of each collective, how long this rank waited for the last one of its group to begin; by sequence number."""
     waits: dict[int, int] = {}
     for axis in axes:
-        own = [o for o in operations if o.axis == axis.name]
+        own = [o for o in operations if o.axis == axis.name and o.kind not in (SEND, RECEIVE)]
         begins = axis.gather_objects([o.begin_ns + offset.offset_ns for o in own])
         if len({len(theirs) for theirs in begins}) > 1:
             continue

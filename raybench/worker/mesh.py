@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from raybench.suite.track import Layout
+from raybench.worker.channel import Channel
 from raybench.worker.communication import Axis, Recorder
 
 AXIS_NAMES = ("data", "pipeline", "tensor", "model", "ends", "all")
@@ -26,10 +27,12 @@ class Groups:
 
         (`new_group` of members alone pairs groups by how many each process has made before, which differs.)
         """
-        for axis in AXIS_NAMES:
-            for key in dict.fromkeys(axis_ranks(layout, ranks, place)[axis] for place in range(layout.num_ranks)):
-                if len(key) > 1 and key not in self._groups:
-                    self._groups[key] = dist.new_group(list(key), timeout=self._timeout, sort_ranks=False)
+        places = range(layout.num_ranks)
+        keys = [axis_ranks(layout, ranks, place)[axis] for axis in AXIS_NAMES for place in places]
+        keys += [pair for place in places for pair in channel_ranks(layout, ranks, place)]
+        for key in keys:
+            if len(key) > 1 and key not in self._groups:
+                self._groups[key] = dist.new_group(list(key), timeout=self._timeout, sort_ranks=False)
 
     def get(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         """The group of exactly these ranks, of which the caller is one; None for the caller alone."""
@@ -57,6 +60,16 @@ def axis_ranks(layout: Layout, ranks: Sequence[int], place: int) -> dict[str, tu
     }
 
 
+def channel_ranks(layout: Layout, ranks: Sequence[int], place: int) -> list[tuple[int, int]]:
+    """Sender and receiver of the channels along the pipeline that begin at `place`: to the next stage, and to the one
+    before. The last is next to the first, where ranks hold several stages."""
+    pipeline = axis_ranks(layout, ranks, place)["pipeline"]
+    if len(pipeline) == 1:
+        return []
+    own = place // layout.tensor % layout.pipeline
+    return [(pipeline[own], pipeline[(own + step) % len(pipeline)]) for step in (1, -1)]
+
+
 def placement(nodes: Sequence[str], num_ranks: int) -> tuple[int, ...]:
     """The ranks a layout of `num_ranks` uses: on the fewest nodes, contiguous within each.
 
@@ -80,6 +93,12 @@ class Mesh:
         self.layout = layout
         self.ranks = tuple(ranks)
         self.recorder = recorder
+        self._rank, self._groups = rank, groups
         members = axis_ranks(layout, self.ranks, self.ranks.index(rank))
         axes = {name: Axis(name, members[name], rank, groups.get(members[name]), recorder) for name in AXIS_NAMES}
         self.data, self.pipeline, self.tensor, self.model, self.ends, self.all = (axes[name] for name in AXIS_NAMES)
+
+    def channel(self, source: int, destination: int) -> Channel:
+        """From one place along this rank's pipeline to a neighbouring one; this rank is at one of them."""
+        ranks = (self.pipeline.ranks[source], self.pipeline.ranks[destination])
+        return Channel(self.pipeline.name, ranks, self._rank, self._groups.get(ranks), self.recorder)

@@ -114,6 +114,9 @@ class Replicated(Strategy):
             optimizer=distinct_bytes(optimizer_tensors(self.optimizers)),
         )
 
+    def instrument(self) -> bool:
+        return self.execution.recorded
+
     def _unclipped(self, gradient: Tensor) -> Tensor:
         return gradient if self.scale is None else gradient / self.scale
 

@@ -52,6 +52,8 @@ class TorchDDP(Replicated):
 class _Wrapped:
     """Accumulation through the wrapper, which averages: the loss is multiplied by the number of ranks."""
 
+    recorded = True
+
     def __init__(self, wrapper: DistributedDataParallel, loss_sum: LossSum, axis: Axis) -> None:
         self.wrapper = wrapper
         self.loss_sum = loss_sum

@@ -1,0 +1,133 @@
+"""A GPT whose blocks take a set time by waiting, with activations, parameters and gradients of real size and value.
+
+More ranks than cores, or cores where GPUs are meant, make the times of computation meaningless, but not those of
+waiting or of the network: with this model schedules and networks are measured on any machine. A block scales its input
+by one number for each feature, which all of its weights have a part in. What it saves for backward, its output, and the
+gradients of both are as large as a real block's hidden state; its weights are `ffn_width × width`. The little that it
+computes is part of the time that it takes. Embedding and head are the GPT's own.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raybench.models.gpt import GPT
+from raybench.suite.track import ModelConfig
+
+SPIN_S = 150e-6
+"""The end of a wait that is spun, not slept: what a sleep overshoots by on a host that is not overloaded."""
+
+
+@dataclass
+class _Timing:
+    """What one block takes, in seconds, and when the gradient of its output last arrived."""
+
+    forward_s: float
+    input_gradient_s: float
+    weight_gradient_s: float
+    arrived_s: float = 0.0
+
+
+class TimedBlock(nn.Module):
+    """Hidden states [batch, sequence, width] to the same, in a set time; backward likewise, in two parts."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        options = config.options
+        self.weight = nn.Parameter(torch.empty(config.ffn_width, config.width))
+        self._timing = _Timing(*(options.get(f"{part}_ms", 0.0) / 1e3 for part in PARTS))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        begin = time.perf_counter()
+        timing = self._timing
+        # The order of these lines lets autograd compute the input gradient before the weight gradient.
+        scale = 1 + _WeightGradient.apply(self.weight.sum(0) * len(self.weight) ** -0.5, timing)
+        output: Tensor = _Arrival.apply(_InputGradient.apply(hidden, timing) * scale, timing)
+        take(timing.forward_s, hidden.device, since=begin)
+        return output
+
+
+class TimedGPT(GPT):
+    """Ids [batch, sequence] to logits [batch, sequence, vocabulary]; every block takes a set time."""
+
+    def __init__(self, config: ModelConfig, sequence_length: int, *, recompute: bool = False) -> None:
+        super().__init__(config, sequence_length, recompute=recompute)
+        self.blocks = nn.ModuleList(TimedBlock(config) for _ in range(config.num_layers))
+
+
+PARTS = ("forward", "input_gradient", "weight_gradient")
+
+
+class _Arrival(torch.autograd.Function):
+    """Notes when the gradient of a block's output arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, timing: _Timing) -> Tensor:
+        ctx.timing = timing
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        ctx.timing.arrived_s = time.perf_counter()
+        return gradient, None
+
+
+class _InputGradient(torch.autograd.Function):
+    """Lets the gradient of a block's input go once its time is over."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, timing: _Timing) -> Tensor:
+        ctx.timing = timing
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        take(ctx.timing.input_gradient_s, gradient.device, since=ctx.timing.arrived_s)
+        return gradient, None
+
+
+class _WeightGradient(torch.autograd.Function):
+    """Lets the gradient of a block's weights go once its time is over."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: Tensor, timing: _Timing) -> Tensor:
+        ctx.timing = timing
+        return scale.view_as(scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        take(ctx.timing.weight_gradient_s, gradient.device, since=time.perf_counter())
+        return gradient, None
+
+
+def take(seconds: float, device: torch.device, *, since: float) -> None:
+    """Keep the host until `seconds` after `since`, or a GPU's stream for so long from now."""
+    if device.type == "cuda":
+        torch.cuda._sleep(int(seconds * _cycles_per_second(device)))
+        return
+    end = since + seconds
+    remaining = end - time.perf_counter()
+    if remaining > SPIN_S:
+        time.sleep(remaining - SPIN_S)
+    while time.perf_counter() < end:
+        pass
+
+
+@cache
+def _cycles_per_second(device: torch.device) -> float:
+    """The clock that a GPU's waiting kernel counts, timed once."""
+    cycles = 20_000_000
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.device(device):
+        torch.cuda._sleep(cycles)
+        begin.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        end.synchronize()
+    return cycles / (float(begin.elapsed_time(end)) / 1e3)
