@@ -33,9 +33,12 @@ def outline(workload: Workload, seed: int) -> nn.Module:
     """The model before it takes memory, to be cut: a GPT on the meta device; one's own model whole, on the CPU."""
     config = workload.model
     if config.name in ("gpt", "timed"):
-        make = GPT if config.name == "gpt" else TimedGPT
+        recompute = workload.recompute == "full"
         with torch.device("meta"):
-            return make(config, workload.sequence_length, recompute=workload.recompute == "full")
+            if config.name == "gpt":
+                return GPT(config, workload.sequence_length, recompute=recompute)
+            size = workload.micro_batch_size
+            return TimedGPT(config, workload.sequence_length, micro_batch_size=size, recompute=recompute)
     torch.manual_seed(seed)
     return _own_model(config.name, config.options)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from raybench.models.gpt import GPT
-from raybench.suite.track import ModelConfig
+from raybench.suite.track import TIMES_MS, ModelConfig
 
 SPIN_S = 150e-6
 """The end of a wait that is spun, not slept: what a sleep overshoots by on a host that is not overloaded."""
@@ -26,7 +26,7 @@ SPIN_S = 150e-6
 
 @dataclass
 class _Timing:
-    """What one block takes, in seconds, and when the gradient of its output last arrived."""
+    """What one pass of a block takes, in seconds, and when the gradient of its output arrived."""
 
     forward_s: float
     input_gradient_s: float
@@ -35,17 +35,19 @@ class _Timing:
 
 
 class TimedBlock(nn.Module):
-    """Hidden states [batch, sequence, width] to the same, in a set time; backward likewise, in two parts."""
+    """Hidden states [batch, sequence, width] to the same, in a set time; backward likewise, in two parts.
 
-    def __init__(self, config: ModelConfig) -> None:
+    The times are those of `micro_batch_size` sequences, and in proportion of others.
+    """
+
+    def __init__(self, config: ModelConfig, micro_batch_size: int) -> None:
         super().__init__()
-        options = config.options
         self.weight = nn.Parameter(torch.empty(config.ffn_width, config.width))
-        self._timing = _Timing(*(options.get(f"{part}_ms", 0.0) / 1e3 for part in PARTS))
+        self._seconds_each = [config.options.get(name, 0.0) / 1e3 / micro_batch_size for name in TIMES_MS]
 
     def forward(self, hidden: Tensor) -> Tensor:
         begin = time.perf_counter()
-        timing = self._timing
+        timing = _Timing(*(len(hidden) * seconds for seconds in self._seconds_each))
         # The order of these lines lets autograd compute the input gradient before the weight gradient.
         scale = 1 + _WeightGradient.apply(self.weight.sum(0) * len(self.weight) ** -0.5, timing)
         output: Tensor = _Arrival.apply(_InputGradient.apply(hidden, timing) * scale, timing)
@@ -56,12 +58,11 @@ class TimedBlock(nn.Module):
 class TimedGPT(GPT):
     """Ids [batch, sequence] to logits [batch, sequence, vocabulary]; every block takes a set time."""
 
-    def __init__(self, config: ModelConfig, sequence_length: int, *, recompute: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, sequence_length: int, *, micro_batch_size: int, recompute: bool = False
+    ) -> None:
         super().__init__(config, sequence_length, recompute=recompute)
-        self.blocks = nn.ModuleList(TimedBlock(config) for _ in range(config.num_layers))
-
-
-PARTS = ("forward", "input_gradient", "weight_gradient")
+        self.blocks = nn.ModuleList(TimedBlock(config, micro_batch_size) for _ in range(config.num_layers))
 
 
 class _Arrival(torch.autograd.Function):

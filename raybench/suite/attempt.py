@@ -129,11 +129,11 @@ class Attempt:
             return Blame(*self._under_way(), status, otherwise)
         chosen = min([fault for fault in faults if _is_own(fault)] or faults, key=_severity)
         place = self._place(chosen)
+        last = f" (last: {chosen.last_operation})" if chosen.last_operation else ""
         if isinstance(chosen, RankLost):
             where = f" on {hello.node}" if (hello := self.hellos.get(chosen.rank)) else ""
-            last = f" (last: {chosen.last_operation})" if chosen.last_operation else ""
             return Blame(*place, "crashed", f"rank {chosen.rank}{where} went away without a word{last}")
-        return Blame(*place, chosen.status, f"rank {chosen.rank}: {chosen.reason}")
+        return Blame(*place, chosen.status, f"rank {chosen.rank}: {chosen.reason}{last}")
 
     def _place(self, fault: RankFailed | RankLost) -> tuple[str | None, int | None]:
         if isinstance(fault, RankFailed) and fault.case is not None:

@@ -54,8 +54,8 @@ class ModelConfig(_Data):
     """Whether the output projection shares the token embedding's weight."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a model of one's own; of `timed`, what a block takes in milliseconds: `forward_ms`,
-    `input_gradient_ms`, `weight_gradient_ms`, each 0 where it is not given."""
+    """Keyword arguments of a model of one's own; of `timed`, the milliseconds that a block takes for a micro-batch of
+    the workload's size: `forward_ms`, `input_gradient_ms`, `weight_gradient_ms`, each 0 where it is not given."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -98,8 +98,8 @@ def test_a_lost_rank_ends_its_case_alone_and_the_row_says_what_every_rank_did():
 @pytest.mark.parametrize(
     ("part", "status", "reason"),
     [
-        ("oom", "out_of_memory", "rank 1: no memory"),
-        ("late", "timeout", "rank 0: late"),
+        ("oom", "out_of_memory", "rank 1: no memory (last: all-reduce)"),
+        ("late", "timeout", "rank 0: late (last: all-reduce)"),
         ("hang", "timeout", "no rank ended itself at the time-out of 1 s, nor later within 0.3 s"),
         ("quit", "crashed", "the controller died"),
     ],

@@ -109,10 +109,9 @@ def tied_copies(rank: Rank, schedule: str) -> tuple[torch.Tensor | None, list[st
     """This rank's copy of the shared weight after three steps; what it holds; the size of its group of ends."""
     work = workload(TIED, num_micro_batches=3)
     strategy = build(rank, work, pipeline_case(schedule, 4))
-    names = [name for name, _ in strategy.model.named_parameters()]
-    copies = [
-        p for name, p in strategy.model.named_parameters() if name.endswith(("token.weight", "head.projection.weight"))
-    ]
+    held = dict(strategy.model.named_parameters())
+    names = list(held)
+    copies = [held[name] for name in ("embedding.token.weight", "head.projection.weight") if name in held]
     start = [p.detach().clone() for p in copies]
     for step in range(3):
         strategy.step(Batches(work, 1).batch(step, 0))
@@ -196,9 +195,8 @@ def test_activations_in_flight_are_what_the_schedules_promise(pools):
 def test_transfers_are_recorded_with_what_they_waited_for(pools, size):
     """Every hop once as a send and once as a receive, and every action with its times."""
     found = pools(4).run(recorded, size)[:size]
-    labels = {
-        kind: sorted(label for rank in found for k, label, _ in rank if k == kind) for kind in ("send", "receive")
-    }
+    whole = [operation for rank in found for operation in rank]
+    labels = {kind: sorted(label for k, label, _ in whole if k == kind) for kind in ("send", "receive")}
     hops = size - 1
     assert labels["send"] == labels["receive"]
     assert len(labels["send"]) == 2 * hops * 3

