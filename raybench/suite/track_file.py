@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -167,6 +168,7 @@ def _fields_at(location: Sequence[int | str]) -> list[str]:
     model: Any = ResolvedTrack
     for part in location:
         if isinstance(part, str):
-            model = Case if part == "cases" else model.model_fields[part].annotation
+            annotation = Case if part == "cases" else model.model_fields[part].annotation
+            model = next((choice for choice in get_args(annotation) if choice is not NoneType), annotation)
     hidden = GIVEN if model is ResolvedTrack else ()
     return [name for name in model.model_fields if name not in hidden]
