@@ -131,9 +131,8 @@ def test_any_track_can_be_scaled_from_the_command_line():
         (["evaluate.every_steps=0"], "evaluate.every_steps: 0: input should be greater than 0"),
         (["evaluate.num_samples=3"], "evaluate.every_steps: is missing"),
         (
-            ["evaluate.every=3"],
-            "evaluate: 'every' is not known; did you mean 'every_steps'? (allowed: every_steps, num_samples) "
-            "(and 1 more)",
+            ["evaluate.every_steps=3", "evaluate.every=3"],
+            "evaluate: 'every' is not known; did you mean 'every_steps'? (allowed: every_steps, num_samples)",
         ),
     ],
 )
