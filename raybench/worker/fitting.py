@@ -7,7 +7,6 @@ than about the case, the counted parameters, gradients, optimizer state and acti
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -139,7 +138,8 @@ class Fitter:
 
         def exchange(used: int | None, timeout_s: float | None) -> list[tuple[int | None, int]]:
             own = json.dumps((used, self.recorder.num_begun - begun))
-            return [tuple(json.loads(text)) for text in self.rendezvous.exchange(mesh.all, meeting, own, timeout_s)]
+            told = map(json.loads, self.rendezvous.exchange(mesh.all, meeting, own, timeout_s))
+            return [(theirs, count) for theirs, count in told]
 
         try:
             told = exchange(self._used_bytes(work, case, mesh), None)
@@ -173,6 +173,4 @@ class Fitter:
             held = strategy.state_bytes()
             used = held.parameters + held.gradients + held.optimizer + activations
         strategy.close()
-        del strategy
-        gc.collect()
         return used
