@@ -118,7 +118,8 @@ def _apply(raw: dict[str, Any], setting: str) -> dict[str, Any]:
         raise unknown("--set", parts[0], _fields_at(()))
     if parts[0] != "cases" or len(parts) == 1:
         return _merge(raw, _nest(parts, value))
-    cases = [case for case in raw.get("cases") or () if isinstance(case, dict)]
+    listed = raw.get("cases")
+    cases = [case for case in listed if isinstance(case, dict)] if isinstance(listed, list) else []
     names = [str(case.get("name", "")) for case in cases]
     name = next((n for n in sorted(names, key=len, reverse=True) if key.startswith(f"cases.{n}.")), None)
     if name is None:

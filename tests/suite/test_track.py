@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raybench.errors import RequestError
@@ -164,6 +164,7 @@ KEYS = st.sampled_from(
 
 
 @settings(max_examples=300, deadline=None)
+@example(changes=[("cases", True), ("cases.mine", None)])
 @given(changes=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=3))
 def test_whatever_is_set_gives_a_track_or_one_sentence(changes: list[tuple[str, Any]], tmp_path_factory: Any):
     import json
