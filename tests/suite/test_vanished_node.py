@@ -29,8 +29,10 @@ HOME = "/root"
 
 
 def environment(**more: str) -> dict[str, str]:
+    """Of Ray itself, whose workers inherit it, and of the driver."""
     path = f"{sys.prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return {"PATH": path, "PYTHONPATH": str(REPOSITORY), "HOME": HOME, "RAY_USAGE_STATS_ENABLED": "0", **more}
+    played = {"PYTHONPATH": str(REPOSITORY), "PLAY_ROUND_S": "4"}
+    return {"PATH": path, "HOME": HOME, "RAY_USAGE_STATS_ENABLED": "0", **played, **more}
 
 
 def start_ray(host: Host, *arguments: str) -> None:
@@ -70,9 +72,11 @@ def test_its_case_is_crashed_by_name_and_the_suite_goes_on_with_the_other_node(b
     start_ray(worker, f"--address={address}")
     head.namespace.path(f"{HOME}/mine.yaml").write_text(TRACK)
     command = [sys.executable, "-m", "tests.suite.play", "run", "mine.yaml", "--scale", "smoke", "--json"]
-    variables = environment(RAY_ADDRESS=address, PLAY_ROUND_S="4")
     driver = subprocess.Popen(
-        head.namespace.enter(command, variables, HOME), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        head.namespace.enter(command, environment(RAY_ADDRESS=address), HOME),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     said = Said(driver)
     try:
