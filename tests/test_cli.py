@@ -217,6 +217,20 @@ def test_resume_runs_just_the_rest(own: str, monkeypatch: pytest.MonkeyPatch, ca
     assert "--resume: there is no suite 'nope' in results (it has " in json.loads(out)["errors"][0]
 
 
+def test_a_resumed_suite_keeps_the_micro_batch_that_was_found(
+    own: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    largest = ("--launcher", "torchrun", "--json", "--set", "micro_batch=largest", "--set", "memory_budget_mib=9")
+    play(monkeypatch, World({("two", 1): "interrupt"}))
+    assert run("run", own, *largest, capfd=capfd)[0] == 130
+    world = play(monkeypatch, World())
+    assert run("run", own, *largest, "--resume", capfd=capfd)[0] == 0
+    assert dict(world.jobs[0].micro_batch_sizes) == {"one": 24}
+    code, out, _ = run("run", own, *largest[:5], capfd=capfd)
+    assert code == 2
+    assert json.loads(out)["errors"][0].startswith("own: memory_budget_mib: is missing; without GPUs ")
+
+
 def test_resume_refuses_other_code_unless_forced(
     own: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):

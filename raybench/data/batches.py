@@ -12,6 +12,8 @@ from raybench.data.tokens import SyntheticTokens
 from raybench.suite.track import Workload
 
 IGNORED_LABEL = -100
+FIRST_HELD_OUT = 2**40
+"""Index of the first sample that is never trained on."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,9 @@ class MicroBatch:
 
     inputs: dict[str, Tensor]
     labels: Tensor
+
+    def to(self, device: torch.device) -> MicroBatch:
+        return MicroBatch({name: value.to(device) for name, value in self.inputs.items()}, self.labels.to(device))
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,7 @@ class Batch:
     num_tokens: int
 
     def to(self, device: torch.device) -> Batch:
-        moved = [
-            MicroBatch({k: v.to(device) for k, v in m.inputs.items()}, m.labels.to(device)) for m in self.micro_batches
-        ]
-        return Batch(moved, self.num_tokens)
+        return Batch([micro_batch.to(device) for micro_batch in self.micro_batches], self.num_tokens)
 
 
 class Batches:
@@ -77,6 +79,10 @@ class Batches:
         """All ranks' micro-batches of `step` in one, for the single-process control."""
         parts = [self.batch(step, index) for index in range(self.data_size)]
         return Batch([m for part in parts for m in part.micro_batches], parts[0].num_tokens)
+
+    def held_out(self, numbers: Sequence[int]) -> MicroBatch:
+        """Samples for evaluation, counted from 0: the same for every layout, and none of them is ever trained on."""
+        return self._micro_batch([FIRST_HELD_OUT + number for number in numbers])
 
     def _micro_batch(self, indices: Sequence[int]) -> MicroBatch:
         sequences = torch.stack([torch.from_numpy(self._tokens.sequence(i)) for i in indices])

@@ -48,6 +48,8 @@ RUNS: dict[str, ColumnType] = {
     "tokens_per_step": "int",
     "flops_per_token_6n": "float",
     "flops_per_token_non_causal": "float",
+    "scaling": "text",
+    "micro_batch": "text",
     "precision": "text",
     "tf32": "bool",
     "optimizer": "text",

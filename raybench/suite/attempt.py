@@ -54,6 +54,8 @@ class Attempt:
     """Ranks that take part in a round."""
     begun_at: dict[Place, datetime] = field(default_factory=dict)
     """When the first rank said that it begins a round."""
+    _sizes: dict[Place, int] = field(default_factory=dict)
+    """How many ranks take part in a round."""
     _in_flight: dict[int, Place] = field(default_factory=dict)
     """The round that each rank is in."""
     _parts: dict[Place, dict[int, RoundRows]] = field(default_factory=dict)
@@ -64,8 +66,8 @@ class Attempt:
         match message:
             case Hello(rank=rank):
                 self.hellos[rank] = message
-            case RoundBegun(rank=rank, case=name, round=number):
-                self._begin(rank, (name, number))
+            case RoundBegun(rank=rank, case=name, round=number, num_ranks=num_ranks):
+                self._begin(rank, (name, number), num_ranks)
             case RoundRows():
                 return self._take_rows(message)
             case CaseRefused(case=name, round=number):
@@ -77,8 +79,9 @@ class Attempt:
                 self.farewells.add(rank)
         return None
 
-    def _begin(self, rank: int, place: Place) -> None:
+    def _begin(self, rank: int, place: Place, num_ranks: int) -> None:
         self.members.setdefault(place, set()).add(rank)
+        self._sizes[place] = num_ranks
         self.begun_at.setdefault(place, datetime.now(UTC))
         if place not in self._closed:  # connections are read side by side: a refusal may overtake a begin
             self._in_flight[rank] = place
@@ -138,12 +141,19 @@ class Attempt:
     def _place(self, fault: RankFailed | RankLost) -> tuple[str | None, int | None]:
         if isinstance(fault, RankFailed) and fault.case is not None:
             return fault.case, fault.round
-        return self._in_flight.get(fault.rank) or self._under_way()
+        return self._in_flight.get(fault.rank) or self._under_way(fault.rank)
 
-    def _under_way(self) -> tuple[str | None, int | None]:
-        """The round that some rank is in, or has left while others are still to send its rows."""
-        places = [*self._in_flight.values(), *self._parts]
-        return places[0] if places else (None, None)
+    def _under_way(self, rank: int | None = None) -> tuple[str | None, int | None]:
+        """The round that some rank is in, or has left while others are still to send its rows.
+
+        Args:
+            rank: one that is in no round itself: only rounds in which it may still take part count.
+        """
+        for place in [*self._in_flight.values(), *self._parts]:
+            members = self.members[place]
+            if rank is None or rank in members or len(members) < self._sizes.get(place, self.world_size):
+                return place
+        return None, None
 
 
 def _is_own(fault: RankFailed | RankLost) -> bool:

@@ -48,17 +48,18 @@ def _case_flops(plan: TrackPlan, case: Case) -> float:
     """FLOPs of all rounds of one case, over all its ranks where those share cores, else of one."""
     measure = plan.track.measure
     steps = measure.num_rounds * (measure.num_steps + measure.num_warmup_steps + measure.num_instrumented_steps)
-    one = rank_flops(plan.track.workload, case)
+    one = rank_flops(plan.track.workload_of(case), case)
     at_once = 1 if _has_own_device(plan) else case.layout.num_ranks
     gate = GATE_STEPS * (at_once + case.layout.num_ranks)
     return one * (steps * at_once + gate)
 
 
 def _control_flops(plan: TrackPlan) -> float:
-    """FLOPs of the control's windows, one a round."""
+    """FLOPs of the control's windows, one a round for each batch that a data rank takes."""
     measure = plan.track.measure
     steps = measure.num_rounds * (measure.num_steps + measure.num_warmup_steps)
-    return rank_flops(plan.track.workload, Case(name="control")) * steps
+    workloads = {work.hash: work for work in map(plan.track.workload_of, plan.runnable)}
+    return steps * sum(rank_flops(work, Case(name="control")) for work in workloads.values())
 
 
 def _has_own_device(plan: TrackPlan) -> bool:
@@ -76,7 +77,7 @@ def _work_per_s(plan: TrackPlan, core_flops_per_s: float) -> float:
 
 def rank_flops(work: Workload, case: Case) -> float:
     """FLOPs of one step on one rank."""
-    tokens = work.micro_batch_size * work.num_micro_batches * work.sequence_length
+    tokens = work.samples_per_rank * work.sequence_length
     known = flops_per_token(work)
     per_token = FLOPS_PER_TOKEN_OF_OWN_MODEL if known is None else known["non_causal"]
     recompute = 4 / 3 if work.recompute == "full" else 1.0
@@ -84,8 +85,8 @@ def rank_flops(work: Workload, case: Case) -> float:
 
 
 def rank_bytes(track: ResolvedTrack, case: Case) -> int | None:
-    """Parameters, gradients and optimizer state in fp32, and activations, of one rank."""
-    work = track.workload
+    """Parameters, gradients and optimizer state in fp32, and activations, of one rank (at the given micro-batch)."""
+    work = track.workload_of(case)
     parameters = num_parameters(work)
     if parameters is None:
         return None

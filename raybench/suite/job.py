@@ -32,6 +32,8 @@ class Job(BaseModel):
     """What is left to do, in the order in which to do it."""
     gate_passed: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     """Gate results of earlier attempts by case: those cases are not gated again."""
+    micro_batch_sizes: Mapping[str, int] = Field(default_factory=dict)
+    """With `micro_batch: largest`, what earlier attempts found by case."""
     verify_only: bool = False
     """The gate alone, nothing timed."""
     backend: str = "gloo"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raybench.errors import RequestError
 from raybench.results.schema import Status
 from raybench.suite.cluster import Cluster
-from raybench.suite.rows import this_code
+from raybench.suite.rows import BATCH_COLUMNS, this_code
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +29,8 @@ class Recorded:
     """Status and reason of each round by track and case."""
     gates: Mapping[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     """Gate columns of the cases that passed it."""
+    batches: Mapping[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """With `micro_batch: largest`, the columns that tell what was found, by track and case."""
     last_attempts: Mapping[str, int] = field(default_factory=dict)
 
     def restore(self, run: TrackRun) -> None:
@@ -36,6 +38,7 @@ class Recorded:
         run.attempt = self.last_attempts.get(run.name, 0)
         for name, state in run.states.items():
             state.gate = self.gates.get((run.name, name))
+            state.batch = self.batches.get((run.name, name), {})
             for number, (status, reason) in self.rounds.get((run.name, name), {}).items():
                 if status == "ok":
                     state.done.add(number)
@@ -80,6 +83,7 @@ def read_suite(results: str, suite_id: str, cluster: Cluster, *, force: bool) ->
         )
     rounds: dict[tuple[str, str], dict[int, tuple[Status, str | None]]] = {}
     gates: dict[tuple[str, str], dict[str, Any]] = {}
+    batches: dict[tuple[str, str], dict[str, Any]] = {}
     attempts: dict[str, int] = {}
     for row in runs.to_dict("records"):
         place = (str(row["track"]), str(row["case"]))
@@ -89,7 +93,9 @@ def read_suite(results: str, suite_id: str, cluster: Cluster, *, force: bool) ->
             gates[place] = {
                 key: _plain(row[key]) for key in ("gate", "gate_scope", "gate_worst_parameter", "gate_worst_error")
             }
-    return Recorded(suite_id, rounds, gates, attempts)
+        if row["micro_batch"] == "largest" and row["status"] == "ok":
+            batches[place] = {column: _plain(row[column]) for column in BATCH_COLUMNS}
+    return Recorded(suite_id, rounds, gates, batches, attempts)
 
 
 def _changes(runs: pd.DataFrame, cluster: Cluster) -> list[str]:

@@ -21,6 +21,8 @@ from raybench.suite.track import Case, OptimizerConfig
 from raybench.worker.messages import Hello, Row
 
 PACKAGE = Path(__file__).resolve().parents[1]
+BATCH_COLUMNS = ("micro_batch_size", "tokens_per_step", "workload_hash")
+"""Columns of `runs` that follow from what was found with `micro_batch: largest`."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,7 @@ class RowMaker:
 
     def _workload(self, case: Case) -> Row:
         track = self.plan.track
-        work, measure, layout = track.workload, track.measure, case.layout
-        batch = work.micro_batch_size * work.num_micro_batches * layout.data
+        work, measure, layout = track.workload_of(case), track.measure, case.layout
         return {
             "scale": track.scale,
             "peer": case.peer,
@@ -129,7 +130,9 @@ class RowMaker:
             "sequence_length": work.sequence_length,
             "micro_batch_size": work.micro_batch_size,
             "num_micro_batches": work.num_micro_batches,
-            "tokens_per_step": batch * work.sequence_length,
+            "tokens_per_step": work.tokens_per_step(layout.data),
+            "scaling": track.scaling,
+            "micro_batch": track.micro_batch,
             **{f"flops_per_token_{name}": flops for name, flops in (flops_per_token(work) or {}).items()},
             "precision": work.precision,
             "tf32": work.tf32,

@@ -31,11 +31,21 @@ class Prepared:
 
 
 def prepare(request: Request, cluster: Cluster) -> Prepared:
-    """Plan every track of a request for a cluster."""
+    """Plan every track of a request for a cluster.
+
+    Raises:
+        RequestError: a track needs a key on a cluster without GPUs that it does not have.
+    """
     scale = request.scale or cluster.default_scale
     plans = tuple(
         plan_track(track, cluster, peers=request.peers, named=named) for track, named in request.tracks(scale)
     )
+    for plan in plans:
+        if plan.backend == "gloo" and plan.track.micro_batch == "largest" and plan.track.memory_budget_mib is None:
+            raise RequestError(
+                f"{plan.track.track}: memory_budget_mib: is missing; without GPUs `micro_batch: largest` needs what a "
+                "rank may take (such as 256)"
+            )
     notes = []
     if scale == "full" and not cluster.num_gpus:
         notes.append("scale full without GPUs: these are sizes for GPUs, a step may take minutes")

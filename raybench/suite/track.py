@@ -7,6 +7,7 @@ the `ResolvedTrack` that comes of it is all that the driver and the workers ever
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +17,7 @@ from raybench.errors import RequestError, unknown
 
 Scale = Literal["smoke", "full"]
 Precision = Literal["fp32", "bf16"]
+Scaling = Literal["weak", "strong"]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Size = Annotated[int, Field(gt=0, le=2**20)]
@@ -104,7 +106,8 @@ class DataConfig(_Data):
 
 
 class Workload(_Data):
-    """What is trained: the same for every case of a track. Micro-batch size and number are per data rank."""
+    """What is trained: the same for every case of a track. Micro-batch size and number are per data rank (with
+    `scaling: strong`, those of a single one)."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     sequence_length: Size = 128
@@ -127,6 +130,15 @@ class Workload(_Data):
     seed: NonNegative = 42
 
     @property
+    def samples_per_rank(self) -> int:
+        """Sequences that a data rank takes in a step."""
+        return self.micro_batch_size * self.num_micro_batches
+
+    def tokens_per_step(self, data_size: int) -> int:
+        """Tokens of a global batch over `data_size` data ranks, padding included."""
+        return self.samples_per_rank * data_size * self.sequence_length
+
+    @property
     def hash(self) -> str:
         """Ten hexadecimal digits that are equal exactly for equal workloads."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:10]
@@ -145,6 +157,15 @@ class Measure(_Data):
     """Steps after the window in which every operation is recorded."""
     timeout_s: PositiveInt = 600
     """Longest time of one round, gate included."""
+
+
+class Evaluate(_Data):
+    """When a track's cases are evaluated on held-out data: the clock of the window stands still meanwhile."""
+
+    every_steps: PositiveInt
+    """Steps of the window from one evaluation to the next; the window's end is always one."""
+    num_samples: PositiveInt = 64
+    """Held-out sequences of each evaluation."""
 
 
 class Layout(_Data):
@@ -204,6 +225,16 @@ class ResolvedTrack(_Data):
     question: str
     scale: Scale
     workload: Workload
+    scaling: Scaling = "weak"
+    """`weak`: each data rank takes the workload's batch, so the global batch grows with them. `strong`: the workload's
+    batch is the global one, and the data ranks share it."""
+    micro_batch: Literal["given", "largest"] = "given"
+    """`largest`: each case is timed with the largest micro-batch that its ranks' memory allows, found in its first
+    round. The gate takes the workload's."""
+    memory_budget_mib: PositiveFloat | None = None
+    """What a rank may take with `micro_batch: largest`; null: what its GPU has (without GPUs it must be given)."""
+    evaluate: Evaluate | None = None
+    """Null: no evaluation."""
     measure: Measure = Field(default_factory=Measure)
     cases: Annotated[tuple[Case, ...], Field(min_length=1)]
 
@@ -215,19 +246,48 @@ class ResolvedTrack(_Data):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"cases: the name {name!r} is used {names.count(name)} times, each must be its own")
+        if self.micro_batch == "largest" and self.scaling == "strong":
+            raise ValueError(
+                "micro_batch: 'largest' changes the global batch, which scaling 'strong' keeps (allowed with it: given)"
+            )
         samples = self.workload.data.num_samples
         for case in self.cases:
+            work = self.workload_of(case)
             try:
-                check_sizes(case, self.workload)
+                check_sizes(case, work)
             except RequestError as error:
                 raise ValueError(f"cases.{case.name}: {error}") from None
-            batch = self.workload.micro_batch_size * self.workload.num_micro_batches * case.layout.data
+            batch = work.samples_per_rank * case.layout.data
             if samples is not None and samples < batch:
                 raise ValueError(
                     f"workload.data.num_samples: {samples} is less than one global batch of case {case.name!r} "
                     f"({batch} sequences)"
                 )
         return self
+
+    def workload_of(self, case: Case, micro_batch_size: int | None = None) -> Workload:
+        """The workload as each data rank of `case` takes it.
+
+        Args:
+            micro_batch_size: what was found for `micro_batch: largest`, in place of the workload's own.
+
+        Raises:
+            ValueError: with `scaling: strong`, a global batch that the data ranks cannot share evenly.
+        """
+        work = self.workload
+        if micro_batch_size is not None:
+            return work.model_copy(update={"micro_batch_size": micro_batch_size})
+        if self.scaling == "weak":
+            return work
+        ranks, samples = case.layout.data, work.samples_per_rank
+        if samples % ranks:
+            raise ValueError(
+                f"cases.{case.name}.layout.data: {ranks} ranks cannot share the global batch of {samples} sequences "
+                f"evenly (scaling is strong; nearest: {nearest_divisors(samples, ranks)})"
+            )
+        fewer = math.gcd(work.num_micro_batches, ranks)
+        sizes = {"num_micro_batches": work.num_micro_batches // fewer}
+        return work.model_copy(update={**sizes, "micro_batch_size": work.micro_batch_size * fewer // ranks})
 
     def case(self, name: str) -> Case:
         for case in self.cases:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -117,7 +118,8 @@ def _apply(raw: dict[str, Any], setting: str) -> dict[str, Any]:
         raise unknown("--set", parts[0], _fields_at(()))
     if parts[0] != "cases" or len(parts) == 1:
         return _merge(raw, _nest(parts, value))
-    cases = [case for case in raw.get("cases") or () if isinstance(case, dict)]
+    listed = raw.get("cases")
+    cases = [case for case in listed if isinstance(case, dict)] if isinstance(listed, list) else []
     names = [str(case.get("name", "")) for case in cases]
     name = next((n for n in sorted(names, key=len, reverse=True) if key.startswith(f"cases.{n}.")), None)
     if name is None:
@@ -167,6 +169,7 @@ def _fields_at(location: Sequence[int | str]) -> list[str]:
     model: Any = ResolvedTrack
     for part in location:
         if isinstance(part, str):
-            model = Case if part == "cases" else model.model_fields[part].annotation
+            annotation = Case if part == "cases" else model.model_fields[part].annotation
+            model = next((choice for choice in get_args(annotation) if choice is not NoneType), annotation)
     hidden = GIVEN if model is ResolvedTrack else ()
     return [name for name in model.model_fields if name not in hidden]

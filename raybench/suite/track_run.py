@@ -17,7 +17,7 @@ from raybench.suite.job import Job, RoundKey
 from raybench.suite.job_run import Broken, JobRun, one_line
 from raybench.suite.means import Means
 from raybench.suite.plan import TrackPlan
-from raybench.suite.rows import RowMaker, rank_row
+from raybench.suite.rows import BATCH_COLUMNS, RowMaker, rank_row
 from raybench.suite.track import Case
 from raybench.worker.messages import CaseRefused, Hello, RankFailed, RoundBegun, Row
 
@@ -34,6 +34,8 @@ class CaseState:
     reason: str | None = None
     gate: Mapping[str, Any] | None = None
     """The gate's columns, once it passed."""
+    batch: Mapping[str, Any] = field(default_factory=dict)
+    """With `micro_batch: largest`, the columns that tell what was found (`BATCH_COLUMNS`)."""
     cut: bool = False
     """Whether the budget took rounds away."""
 
@@ -146,6 +148,11 @@ class TrackRun:
             track=self.plan.track.model_copy(update={"cases": cases}),
             rounds=tuple(rounds),
             gate_passed={name: state.gate for name, state in self.states.items() if name in wanted and state.gate},
+            micro_batch_sizes={
+                name: state.batch["micro_batch_size"]
+                for name, state in self.states.items()
+                if name in wanted and state.batch
+            },
             verify_only=self.means.verify_only,
             backend=self.plan.backend,
             world_size=world_size,
@@ -166,6 +173,8 @@ class TrackRun:
         measured = next((dict(part.run) for part in parts if part.run is not None), {})
         if measured.get("gate") == "passed":
             state.gate = {key: value for key, value in measured.items() if key.startswith("gate")}
+        if "micro_batch_size" in measured:
+            state.batch = {column: measured[column] for column in BATCH_COLUMNS}
         place = (complete.case, complete.round)
         run = self.rows.run(
             state.case,
@@ -250,7 +259,7 @@ class TrackRun:
             attempt=attempt,
             status=status,
             reason=reason,
-            measured={**(state.gate or {}), **(measured or {})},
+            measured={**(state.gate or {}), **state.batch, **(measured or {})},
             hellos=hellos,
             started_at=started_at,
         )

@@ -70,6 +70,8 @@ class Recorder:
         self.operations: list[Operation] = []
         self.spans = Spans(device)
         self.step: int | None = None
+        self.num_begun = 0
+        """Operations begun so far, recorded or not."""
         self._events: list[tuple[Operation, Any, Any, Any]] = []
         self._origin: tuple[int, Any] = (0, None)
 
@@ -91,6 +93,7 @@ class Recorder:
 
     def begin(self, kind: str, label: str, axis: Among, tensor: Tensor) -> Operation | None:
         self.marks.mark(f"{kind} {label} over {axis.name}")
+        self.num_begun += 1
         if self.step is None:
             return None
         payload = tensor.numel() * tensor.element_size()

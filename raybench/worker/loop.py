@@ -11,19 +11,21 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from raybench.results.schema import Status
 from raybench.suite.job import Job, RoundKey
-from raybench.suite.track import Case
+from raybench.suite.track import Case, ResolvedTrack
 from raybench.worker import cores
 from raybench.worker.clock import measure_offset
 from raybench.worker.communication import Recorder
+from raybench.worker.fitting import Fitter
 from raybench.worker.gating import GateKeeper, control_fits
 from raybench.worker.identity import Identity
 from raybench.worker.main import local_device
-from raybench.worker.measure import ControlTime, Measurement, measure, time_control
+from raybench.worker.measure import ControlTime, Measurement, measure, release, time_control
 from raybench.worker.memory import reset_peaks
 from raybench.worker.mesh import Groups, Mesh, placement
 from raybench.worker.messages import CaseRefused, RoundBegun, RoundRows
-from raybench.worker.presence import Presence
+from raybench.worker.presence import Presence, classify
 from raybench.worker.rendezvous import Rendezvous
 
 WAIT_S = 7 * 24 * 3600.0
@@ -40,7 +42,6 @@ class _Worker:
         self.job = job
         self.rank = identity.rank
         self.presence = presence
-        self.workload = job.track.workload
         cuda = job.backend == "nccl"
         self.device = torch.device("cuda", local_device(identity)) if cuda else torch.device("cpu")
         self.cores = cores.available()
@@ -50,6 +51,9 @@ class _Worker:
         store = PrefixStore(prefix, dist.distributed_c10d._get_default_store())
         self.rendezvous = Rendezvous(store, presence.marker, WAIT_S)
         self.gate_keeper = GateKeeper(self.device, self.recorder, self.rendezvous)
+        self.fitter = Fitter(self.device, self.recorder, self.rendezvous)
+        self.micro_batch_sizes = dict(job.micro_batch_sizes)
+        """With `micro_batch: largest`, what was found by case."""
         self.nodes: list[str] = [""] * identity.world_size
         dist.all_gather_object(self.nodes, identity.node)
         self.order = placement(self.nodes, identity.world_size)
@@ -58,8 +62,8 @@ class _Worker:
         self.local_rank = identity.local_rank
         self.offset = measure_offset(self.rank, self.nodes, self.device)
         self.refused: set[str] = set()
-        self.control: tuple[int, ControlTime | None] | None = None
-        """The control's time and the round that it was taken in; kept by the leader."""
+        self.controls: dict[tuple[int, str], ControlTime | None] = {}
+        """The control's time by round and workload; kept by the leader."""
         self.durations: dict[str, float] = {}
         self.gate_columns = {name: dict(columns) for name, columns in job.gate_passed.items()}
 
@@ -101,20 +105,24 @@ class _Worker:
         self.presence.send(RoundBegun(self.rank, case.name, key.round, len(ranks)))
         pinned = self._pin(ranks)
         mesh = Mesh(case.layout, ranks, self.rank, self.groups, self.recorder)
-        columns: dict[str, Any] = {}
-        if not self.job.verify_only:
-            columns.update(self._control_columns(mesh, key.round))
-        gate = self._gate(case, mesh)
-        if gate["gate"] == "failed":
-            reason = gate.pop("reason")
-            return self._refuse(case, key, mesh, "gate failed: " + reason, {**columns, **gate})
-        columns.update(gate)
-        columns["environment"] = {**columns.get("environment", {}), **pinned}
+        columns = dict(self._gate(case, mesh))
+        if columns["gate"] == "failed":
+            reason = columns.pop("reason")
+            return self._refuse(case, key, mesh, "failed", "gate failed: " + reason, columns)
+        environment = columns["environment"] = {**columns.get("environment", {}), **pinned}
         rows: Measurement | None = None
         if not self.job.verify_only:
-            rows = measure(self.job.track, case, mesh, self.device, self.recorder, self.offset)
+            if self.job.track.micro_batch == "largest" and case.name not in self.micro_batch_sizes:
+                fitting = self.fitter.run(self.job.track, case, mesh)
+                environment["micro_batch_search"] = {"limit_bytes": fitting.limit_bytes, "tried": fitting.tried}
+                if fitting.micro_batch_size is None:
+                    return self._refuse(case, key, mesh, "out_of_memory", fitting.reason, columns)
+                self.micro_batch_sizes[case.name] = fitting.micro_batch_size
+            track, batch = self._timed_track(case)
+            columns |= {**batch, **self._control_columns(track, mesh, key.round)}
+            rows = measure(track, case, mesh, self.device, self.recorder, self.offset)
             if rows.reason is not None:
-                return self._refuse(case, key, mesh, rows.reason, columns)
+                return self._refuse(case, key, mesh, "failed", rows.reason, columns)
         self._send(case, key, mesh, columns, rows)
         self.presence.marker.mark("round sent")
         self.rendezvous.meet(mesh.all, "end of round")
@@ -131,21 +139,42 @@ class _Worker:
         cores.pin(own)
         return {"num_threads": torch.get_num_threads(), "first_rank_cores": own}
 
-    def _control_columns(self, mesh: Mesh, round_index: int) -> dict[str, Any]:
+    def _timed_track(self, case: Case) -> tuple[ResolvedTrack, dict[str, Any]]:
+        """The track with the workload as the case's ranks take it; columns that tell a micro-batch that was found."""
+        found = self.micro_batch_sizes.get(case.name)
+        work = self.job.track.workload_of(case, found)
+        track = self.job.track.model_copy(update={"workload": work})
+        if found is None:
+            return track, {}
+        tokens = work.tokens_per_step(case.layout.data)
+        return track, {"micro_batch_size": found, "tokens_per_step": tokens, "workload_hash": work.hash}
+
+    def _control_columns(self, track: ResolvedTrack, mesh: Mesh, round_index: int) -> dict[str, Any]:
         """The control's window of this round, timed by the leader while the others wait."""
-        if self.leader and (self.control is None or self.control[0] != round_index):
-            fits = control_fits(self.workload, self.device)
-            timed = time_control(self.job.track, self.rank, self.device, self.recorder) if fits else None
-            self.control = (round_index, timed)
+        key = (round_index, track.workload.hash)
+        if self.leader and key not in self.controls:
+            self.controls[key] = self._time_control(track)
         self.rendezvous.meet(mesh.all, "control")
-        timed = self.control[1] if self.control is not None else None
+        timed = self.controls.get(key)
         return {} if timed is None else {"control_window_ns": timed.window_ns, "control_tokens": timed.tokens}
+
+    def _time_control(self, track: ResolvedTrack) -> ControlTime | None:
+        """The control's time, or None where it does not fit the device."""
+        if not control_fits(track.workload, self.device):
+            return None
+        try:
+            return time_control(track, self.rank, self.device, self.recorder)
+        except Exception as error:
+            if classify(error)[0] != "out_of_memory":
+                raise
+        release(self.device)
+        return None
 
     def _gate(self, case: Case, mesh: Mesh) -> dict[str, Any]:
         """The gate's columns; the gate runs in the case's first round and not again."""
         if case.name not in self.gate_columns:
             began = time.perf_counter_ns()
-            result, columns = self.gate_keeper.run(self.workload, case, mesh)
+            result, columns = self.gate_keeper.run(self.job.track.workload_of(case), case, mesh)
             gc.collect()
             columns["gate_ns"] = time.perf_counter_ns() - began
             if not result.passed:
@@ -154,9 +183,11 @@ class _Worker:
             return columns
         return {**self.gate_columns[case.name], "gate_ns": None}
 
-    def _refuse(self, case: Case, key: RoundKey, mesh: Mesh, reason: str, columns: dict[str, Any]) -> str:
+    def _refuse(
+        self, case: Case, key: RoundKey, mesh: Mesh, status: Status, reason: str, columns: dict[str, Any]
+    ) -> str:
         if self.leader:
-            self.presence.send(CaseRefused(case.name, key.round, "failed", reason, _encoded(columns)))
+            self.presence.send(CaseRefused(case.name, key.round, status, reason, _encoded(columns)))
         self.rendezvous.meet(mesh.all, "end of round")
         self.presence.marker.end_round()
         self.refused.add(case.name)
@@ -185,6 +216,7 @@ class _Worker:
                 ranks={**own_row, **(rows.ranks if rows else {})},
                 run=run,
                 steps=rows.steps if rows else [],
+                evaluations=rows.evaluations if rows and self.leader else [],
                 operations=rows.operations if rows else [],
             )
         )

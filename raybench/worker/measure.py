@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from raybench.worker.build import build_control, build_strategy
 from raybench.worker.channel import RECEIVE, SEND, waits_for_peer
 from raybench.worker.clock import ClockOffset, StepClock, synchronize, to_host
 from raybench.worker.communication import Axis, Operation, Recorder
+from raybench.worker.evaluate import evaluate
 from raybench.worker.memory import ActivationMeter, peak_device_bytes, peak_rss_bytes, reset_peaks
 from raybench.worker.mesh import Mesh
 
@@ -37,6 +38,8 @@ class Measurement:
     run: dict[str, Any] = field(default_factory=dict)
     ranks: dict[str, Any] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """The same on every rank."""
     operations: list[dict[str, Any]] = field(default_factory=list)
     reason: str | None = None
     """Why the round does not count."""
@@ -44,13 +47,17 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Window:
-    """N steps without synchronising between them."""
+    """N steps without synchronising between them; where the track evaluates, several such spans together."""
 
     own_ns: int
     """From the start to this rank's end."""
     times: list[tuple[int, int]]
     losses: list[float]
     gradient_norms: list[float]
+    all_ns: int = 0
+    """From the start to the last rank's end."""
+    peak_device: int | None = None
+    peak_rss: int = 0
 
 
 def time_control(track: ResolvedTrack, rank: int, device: torch.device, recorder: Recorder) -> ControlTime:
@@ -67,7 +74,7 @@ def time_control(track: ResolvedTrack, rank: int, device: torch.device, recorder
     window = _time_window(control, timed, device)
     control.close()
     del control
-    _release(device)
+    release(device)
     return ControlTime(window.own_ns, sum(batch.num_tokens for batch in timed))
 
 
@@ -101,13 +108,9 @@ def measure(
     warm = time.perf_counter_ns()
 
     timed = batches[plan.num_warmup_steps : num_timed]
-    mesh.all.barrier("before the window")
-    window = _time_window(strategy, timed, device)
-    peak_device = peak_device_bytes(device)
-    peak_rss = peak_rss_bytes()
+    window, evaluations = _window(track, strategy, timed, mesh, device)
     bytes_held = strategy.state_bytes()
     num_parameters = sum(p.numel() for _, p in strategy.full_parameters())
-    window_ns = max(mesh.all.gather_objects(window.own_ns))
 
     instrumented = time.perf_counter_ns()
     recorder.operations.clear()
@@ -118,22 +121,22 @@ def measure(
             strategy.step(batch)
     operations = list(recorder.operations) if all_recorded else []
     spans = list(recorder.spans.found) if all_recorded else []
-    activation_bytes = _activation_bytes(strategy, batches[-1]) if num_extra else None
+    activations = activation_bytes(strategy, batches[-1]) if num_extra else None
     waits = _waits(operations, [mesh.data, mesh.pipeline, mesh.tensor, mesh.model, mesh.ends, mesh.all], offset)
     waits.update(waits_for_peer(operations, mesh.pipeline, offset))
     finished = time.perf_counter_ns()
 
     strategy.close()
     del strategy
-    _release(device)
-    result = Measurement()
+    release(device)
+    result = Measurement(evaluations=evaluations)
     if not all(map(math.isfinite, window.losses)):
         bad = next(i for i, loss in enumerate(window.losses) if not math.isfinite(loss))
         result.reason = f"loss is {window.losses[bad]} in step {plan.num_warmup_steps + bad}"
         return result
     result.run = {
         "num_parameters": num_parameters,
-        "window_ns": window_ns,
+        "window_ns": window.all_ns,
         "tokens": sum(batch.num_tokens for batch in timed),
         "loss": window.losses[-1],
         "build_ns": built - began,
@@ -144,9 +147,9 @@ def measure(
         "parameter_bytes": bytes_held.parameters,
         "gradient_bytes": bytes_held.gradients,
         "optimizer_bytes": bytes_held.optimizer,
-        "activation_bytes": activation_bytes,
-        "peak_device_bytes": peak_device,
-        "peak_rss_bytes": peak_rss,
+        "activation_bytes": activations,
+        "peak_device_bytes": window.peak_device,
+        "peak_rss_bytes": window.peak_rss,
     }
     result.steps = [
         {
@@ -190,6 +193,43 @@ def measure(
     return result
 
 
+def _window(
+    track: ResolvedTrack, strategy: Strategy, batches: Sequence[Batch], mesh: Mesh, device: torch.device
+) -> tuple[Window, list[dict[str, Any]]]:
+    """The timed window and its evaluations, for which clock and memory peaks stand still."""
+    every = track.evaluate.every_steps if track.evaluate else len(batches)
+    spans: list[Window] = []
+    evaluations: list[dict[str, Any]] = []
+    for first in range(0, len(batches), every):
+        span = batches[first : first + every]
+        mesh.all.barrier("before the window")
+        timed = _time_window(strategy, span, device)
+        peak_device, peak_rss = peak_device_bytes(device), peak_rss_bytes()
+        all_ns = max(mesh.all.gather_objects(timed.own_ns))
+        spans.append(replace(timed, all_ns=all_ns, peak_device=peak_device, peak_rss=peak_rss))
+        if track.evaluate is not None:
+            mesh.recorder.marks.mark("evaluating")
+            step = track.measure.num_warmup_steps + first + len(span) - 1
+            row = evaluate(track.workload, strategy, mesh, device, num_samples=track.evaluate.num_samples)
+            evaluations.append({"step": step, **row})
+            gc.collect()
+            reset_peaks(device)
+    return _joined(spans), evaluations
+
+
+def _joined(spans: Sequence[Window]) -> Window:
+    devices = [span.peak_device for span in spans if span.peak_device is not None]
+    return Window(
+        own_ns=sum(span.own_ns for span in spans),
+        times=[time for span in spans for time in span.times],
+        losses=[loss for span in spans for loss in span.losses],
+        gradient_norms=[norm for span in spans for norm in span.gradient_norms],
+        all_ns=sum(span.all_ns for span in spans),
+        peak_device=max(devices, default=None),
+        peak_rss=max(span.peak_rss for span in spans),
+    )
+
+
 def _time_window(strategy: Strategy, batches: Sequence[Batch], device: torch.device) -> Window:
     clock = StepClock(device, len(batches))
     losses, gradient_norms = [], []
@@ -207,7 +247,7 @@ def _time_window(strategy: Strategy, batches: Sequence[Batch], device: torch.dev
     return Window(own_ns, clock.steps(), to_host(losses), to_host(gradient_norms))
 
 
-def _activation_bytes(strategy: Strategy, batch: Batch) -> int:
+def activation_bytes(strategy: Strategy, batch: Batch) -> int:
     """Most bytes that autograd kept at one time for the backward of a step."""
     with ActivationMeter(list(strategy.held_parameters())) as meter:
         strategy.step(batch)
@@ -233,7 +273,8 @@ def _set_tf32(allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
-def _release(device: torch.device) -> None:
+def release(device: torch.device) -> None:
+    """Give back what nobody holds any more."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -32,6 +32,18 @@ class Rendezvous:
             self._store.set(f"{key}/all", "1")
         self._store.wait([f"{key}/all"], self._timeout)
 
+    def exchange(self, axis: Axis, name: str, text: str, timeout_s: float | None) -> list[str]:
+        """Every rank's `text`, in order along the axis; a name serves once. No `timeout_s`: as long as meetings.
+
+        Raises:
+            DistStoreError: some rank has said nothing within `timeout_s`.
+        """
+        self._marks.mark(f"waiting for {name}")
+        keys = [f"exchange/{name}/{','.join(map(str, axis.ranks))}/{rank}" for rank in axis.ranks]
+        self._store.set(keys[axis.index], text)
+        self._store.wait(keys, self._timeout if timeout_s is None else timedelta(seconds=timeout_s))
+        return [str(self._store.get(key).decode()) for key in keys]
+
     def announce(self, name: str, text: str) -> None:
         """Tell `text` to all who `listen` for `name`, now or later."""
         self._store.set(f"say/{name}", text)

@@ -217,6 +217,9 @@ class World:
                 case "lost after":
                     script += [*begun, *(self._rows(rank, key.case, key.round, ranks) for rank in range(ranks))]
                     script += [RankLost(0, "waiting")]
+                case "lost beside":
+                    self.parts.pop(place)
+                    script += [*begun, RankLost(job.world_size - 1, "waiting to hear")]
                 case "quit":
                     script += begun
                     self.end = "the controller died"
@@ -228,6 +231,8 @@ class World:
 
     def _rows(self, rank: int, case: str, round: int, num_ranks: int) -> RoundRows:
         run = {"gate": "passed", "gate_scope": "full", "gate_worst_error": 1e-7, "window_ns": 10**9, "tokens": 500}
+        if self.jobs[-1].track.micro_batch == "largest":
+            run |= {"micro_batch_size": 24, "tokens_per_step": 6144, "workload_hash": "largest"}
         return RoundRows(
             rank,
             case,
@@ -236,6 +241,7 @@ class World:
             ranks={"parameter_bytes": 8},
             run={**run, "environment": '{"threads": 1}'} if rank == 0 else None,
             steps=[{"step": 0, "begin_ns": 1, "duration_ns": 2}],
+            evaluations=[{"step": 1, "loss": 2.5, "accuracy": 0.25, "num_samples": 64}] if rank == 0 else [],
         )
 
     def _failed(

@@ -63,6 +63,7 @@ def test_rounds_alternate_and_every_row_has_the_columns_that_the_driver_knows():
         assert all(set(r) <= set(RANKS) for r in written["ranks"])
         assert all(set(r) <= set(STEPS) for r in written["steps"])
         assert [r["rank"] for r in written["ranks"]] == [0, 1]
+        assert written["evaluations"] == [{"step": 1, "loss": 2.5, "accuracy": 0.25, "num_samples": 64}]
         assert written["ranks"][1] | {"x": 0} == {
             "rank": 1, "node": "10.0.0.1", "node_rank": 0, "local_rank": 1, "parameter_bytes": 8, "x": 0,
         }  # fmt: skip
@@ -145,6 +146,14 @@ def test_a_rank_lost_between_rounds_costs_a_job_and_no_case():
     outcome, store = drive(world, make_track(THREE))
     assert all(store.statuses(case) == ["ok"] * 3 for case in THREE)
     assert [row["attempt"] for row in store.runs()] == [1, 1] + [2] * 7
+    assert outcome.exit_code == 0
+
+
+def test_a_lost_rank_that_only_waited_costs_a_job_and_not_the_case_beside_it():
+    world = World({("narrow", 2): "lost beside"})
+    outcome, store = drive(world, make_track({"wide": {"data": 4}, "narrow": {"data": 2}}))
+    assert len(world.jobs) == 2
+    assert store.statuses("wide") == store.statuses("narrow") == ["ok"] * 3
     assert outcome.exit_code == 0
 
 
@@ -253,6 +262,21 @@ def test_resumed_suites_run_just_the_rest():
     assert world.jobs[0].gate_passed == {"three": {"gate": "passed"}}
     assert {row["attempt"] for row in store.runs()} == {5}
     assert outcome.statuses == {("t", "one"): "ok", ("t", "two"): "crashed", ("t", "three"): "ok"}
+
+
+def test_a_micro_batch_that_was_found_is_kept_by_later_jobs_and_told_by_every_row():
+    found = {"micro_batch_size": 24, "tokens_per_step": 6144, "workload_hash": "largest"}
+    track = make_track(THREE).model_copy(update={"micro_batch": "largest", "memory_budget_mib": 1.0})
+    world = World({("two", 2): "die"})
+    _, store = drive(world, track)
+    assert [dict(job.micro_batch_sizes) for job in world.jobs] == [{}, {"one": 24, "three": 24}]
+    assert all({k: row[k] for k in found} == found for row in store.runs())
+    assert [row["status"] for row in store.runs("two")] == ["ok", "crashed"]
+
+    recorded = Recorded("s", rounds={("t", "one"): {1: ("ok", None)}}, batches={("t", "one"): found})
+    world = World()
+    drive(world, track, recorded=recorded)
+    assert dict(world.jobs[0].micro_batch_sizes) == {"one": 24}
 
 
 def test_verify_gates_each_case_once():

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raybench.errors import RequestError
 from raybench.suite.catalog import find_tracks, parse_targets, whole_suite
 from raybench.suite.track_file import Track
 
+KEYS = "title, question, workload, scaling, micro_batch, memory_budget_mib, evaluate, measure, cases"
 OWN = """
 title: Mine
 question: Which?
@@ -115,8 +116,8 @@ def test_a_mistake_is_named_with_file_key_and_what_is_allowed(tmp_path: Path, ol
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a", "must be a mapping of title, question, workload, measure, cases and scales"),
-        ("", "must be a mapping of title, question, workload, measure, cases and scales"),
+        ("- a", f"must be a mapping of {KEYS} and scales"),
+        ("", f"must be a mapping of {KEYS} and scales"),
         ("a: [", "line 1: expected the node content, but found '<stream end>'"),
         ("a: 1\nb: 2\na: 3", "line 3: the key 'a' is there twice"),
         ("!!python/object:os.system {}", "line 1: could not determine a constructor for the tag"),
@@ -136,7 +137,7 @@ def test_a_file_that_is_no_track_is_refused(tmp_path: Path, text: str, message: 
         ("workload..seed=3", "--set: 'workload..seed=3' is not key=value (such as workload.micro_batch_size=4)"),
         ("workload.seed=[", "--set workload.seed: '[' is not a YAML value"),
         ("cases.mne.layout.data=3", "--set cases: 'mne.layout.data' is not known (allowed: mine.…)"),
-        ("scale=full", "--set: 'scale' is not known; did you mean 'cases'? (allowed: title, question, "),
+        ("scale=full", "--set: 'scale' is not known; did you mean 'scaling'? (allowed: title, question, "),
         ("workload.sed=3", "own.yaml: workload: 'sed' is not known; did you mean 'seed'? (allowed: model, "),
         ("workload=3", "own.yaml: workload: 3: must be a mapping of its keys"),
         ("cases=3", "own.yaml: cases: 3: must be a list"),
@@ -157,11 +158,13 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 KEYS = st.sampled_from(
     ["title", "workload", "workload.model", "workload.model.width", "workload.data", "workload.optimizer", "measure",
      "measure.num_steps", "cases", "cases.mine", "cases.mine.layout", "cases.mine.layout.nodes", "cases.mine.name",
-     "cases.mine.strategy", "cases.mine.options", "scale", "x", "workload.compile"]
+     "cases.mine.strategy", "cases.mine.options", "scale", "x", "workload.compile", "evaluate", "evaluate.num_samples",
+     "evaluate.x", "scaling", "micro_batch", "memory_budget_mib", "workload.micro_batch_size"]
 )  # fmt: skip
 
 
 @settings(max_examples=300, deadline=None)
+@example(changes=[("cases", True), ("cases.mine", None)])
 @given(changes=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=3))
 def test_whatever_is_set_gives_a_track_or_one_sentence(changes: list[tuple[str, Any]], tmp_path_factory: Any):
     import json

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raybench.parallel.data.order import FixedOrder
+from raybench.parallel.data.reduction import GradientSum
 from raybench.parallel.data.replicated import Replicated, sum_shared
 from raybench.parallel.norm import global_norm
 from raybench.parallel.parts import ALONE, Sharing
-from raybench.worker.communication import Pending
 
 DEFAULT_BUCKET_MIB = 25.0
 NOT_SHARED: Mapping[nn.Parameter, Sharing] = {}
@@ -42,7 +42,7 @@ class Bucket:
             self.views[parameter] = part.view(parameter.shape)
         self.num_missing = 0
         """Parameters whose gradient is not complete yet in this step."""
-        self.pending: Pending | None = None
+        self.pending: GradientSum | None = None
 
     def take(self, parameter: Tensor) -> None:
         """Have a parameter's gradient in its view, where later micro-batches accumulate; zeros if there is none."""
@@ -100,7 +100,7 @@ class Bucketed(Replicated):
     def _send(self, bucket: Bucket) -> None:
         for parameter in bucket.views:
             bucket.take(parameter)
-        bucket.pending = self.axis.all_reduce(bucket.gradient, label=bucket.label)
+        bucket.pending = GradientSum(self.axis, bucket.gradient, label=bucket.label)
 
     def reduce_gradients(self) -> None:
         """What no hook has sent: buckets with parameters that this rank did not use, and all of the first step."""

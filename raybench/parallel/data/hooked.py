@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from raybench.parallel.data.order import FixedOrder
+from raybench.parallel.data.reduction import GradientSum
 from raybench.parallel.data.replicated import Replicated, gradient
 
 
@@ -36,7 +37,7 @@ class Hooked(Replicated):
         return hook
 
     def send(self, name: str) -> None:
-        self.axis.all_reduce(gradient(self.parameters[name]), label=name).wait()
+        GradientSum(self.axis, gradient(self.parameters[name]), label=name).wait()
 
     def reduce_gradients(self) -> None:
         """What no hook has sent: gradients that this rank's loss did not use, and all of the first step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raybench.parallel.data.reduction import GradientSum
 from raybench.parallel.data.replicated import Replicated, gradient
 
 
@@ -29,4 +30,4 @@ class Naive(Replicated):
 
     def _all_reduce(self) -> None:
         for name, parameter in self.parameters.items():
-            self.axis.all_reduce(gradient(parameter), label=name).wait()
+            GradientSum(self.axis, gradient(parameter), label=name).wait()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raybench.parallel.data.hooked import Hooked
+from raybench.parallel.data.reduction import GradientSum
 from raybench.parallel.data.replicated import gradient
-from raybench.worker.communication import Pending
 
 
 class Overlapped(Hooked):
@@ -12,10 +12,10 @@ class Overlapped(Hooked):
 
     def lay_out(self) -> None:
         super().lay_out()
-        self._pending: list[Pending] = []
+        self._pending: list[GradientSum] = []
 
     def send(self, name: str) -> None:
-        self._pending.append(self.axis.all_reduce(gradient(self.parameters[name]), label=name))
+        self._pending.append(GradientSum(self.axis, gradient(self.parameters[name]), label=name))
 
     def reduce_gradients(self) -> None:
         super().reduce_gradients()
