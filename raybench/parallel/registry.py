@@ -29,6 +29,8 @@ class Entry:
     """A package that must be installed, beyond raybench's own."""
     over: tuple[AxisName, ...] = ("pipeline", "tensor")
     """The other axes that a data strategy may be combined with."""
+    cuts_sequence: bool = False
+    """Whether a tensor strategy needs a sequence that its ranks divide."""
 
 
 RUNNER = "raybench.parallel.pipeline.runner:ScheduleRunner"
@@ -63,7 +65,10 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
         "torch-interleaved-zero-bubble": Entry(TORCH_PIPELINE, "torch", CHUNKED),
         "torch-zbv": Entry(TORCH_PIPELINE, "torch", STAGED),
     },
-    "tensor": {},
+    "tensor": {
+        "megatron": Entry("raybench.parallel.tensor.megatron:parallelize"),
+        "sequence": Entry("raybench.parallel.tensor.sequence:parallelize", cuts_sequence=True),
+    },
 }
 
 

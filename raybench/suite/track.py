@@ -47,6 +47,8 @@ class ModelConfig(_Data):
     num_layers: Size = 12
     width: Size = 768
     num_heads: Size = 12
+    num_kv_heads: Size | None = None
+    """Heads of keys and values, each shared by equally many query heads (grouped-query attention); null: one each."""
     ffn_width: Size = 3072
     vocabulary_size: Size = 50257
     """Number of token ids; also of the synthetic data's."""
@@ -64,6 +66,11 @@ class ModelConfig(_Data):
         if self.name == "gpt" and self.width % self.num_heads:
             near = nearest_divisors(self.width, self.num_heads)
             raise ValueError(f"num_heads: {self.num_heads} does not divide width {self.width} (nearest: {near})")
+        if self.name == "gpt" and self.num_heads % self.kv_heads:
+            near = nearest_divisors(self.num_heads, self.kv_heads)
+            raise ValueError(
+                f"num_kv_heads: {self.kv_heads} does not divide num_heads {self.num_heads} (nearest: {near})"
+            )
         if self.name == "gpt" and self.options:
             raise ValueError(f"options: {sorted(self.options)} are for timed or a model of one's own (module:function)")
         if self.name == "timed":
@@ -76,6 +83,11 @@ class ModelConfig(_Data):
                 raise ValueError(str(unknown("options", key, TIMES_MS)))
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME_MS:
                 raise ValueError(f"options.{key}: {value!r} is not allowed (a number from 0 to {MAX_TIME_MS})")
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.num_kv_heads or self.num_heads
 
 
 class OptimizerConfig(_Data):
@@ -215,10 +227,13 @@ class ResolvedTrack(_Data):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"cases: the name {name!r} is used {names.count(name)} times, each must be its own")
+        from raybench.parallel.fit import check_fit
+
         samples = self.workload.data.num_samples
         for case in self.cases:
             try:
                 check_sizes(case, self.workload)
+                check_fit(self.workload, case)
             except RequestError as error:
                 raise ValueError(f"cases.{case.name}: {error}") from None
             batch = self.workload.micro_batch_size * self.workload.num_micro_batches * case.layout.data

@@ -86,7 +86,7 @@ def measure(
     _set_tf32(workload.tf32)
     reset_peaks(device)
     began = time.perf_counter_ns()
-    torch.manual_seed(workload.seed + mesh.all.index)
+    torch.manual_seed(workload.seed + mesh.all.index // mesh.tensor.size)  # alike in a tensor group
     strategy = build_strategy(workload, case, mesh, device)
     source = Batches(workload, case.layout.data)
     num_timed = plan.num_warmup_steps + plan.num_steps

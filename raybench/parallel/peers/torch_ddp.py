@@ -46,7 +46,7 @@ class TorchDDP(Replicated):
         if next(self.model.parameters()).device.type == "cuda":
             return False
         self.wrapped.instrument()
-        return True
+        return super().instrument()
 
 
 class _Wrapped:
