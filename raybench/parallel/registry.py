@@ -47,7 +47,9 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
         "hooked": Entry("raybench.parallel.data.hooked:Hooked"),
         "overlapped": Entry("raybench.parallel.data.overlapped:Overlapped"),
         "bucketed": Entry("raybench.parallel.data.bucketed:Bucketed", options={"bucket_mib": float}),
-        "torch-ddp": Entry("raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}, over=()),
+        "torch-ddp": Entry(
+            "raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}, over=("tensor",)
+        ),
         "deepspeed-0": Entry(
             "raybench.parallel.peers.deepspeed_ddp:DeepSpeed0", "deepspeed", requires="deepspeed", over=()
         ),
@@ -68,6 +70,10 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
     "tensor": {
         "megatron": Entry("raybench.parallel.tensor.megatron:parallelize"),
         "sequence": Entry("raybench.parallel.tensor.sequence:parallelize", cuts_sequence=True),
+        "torch-dtensor": Entry("raybench.parallel.peers.dtensor:parallelize", "torch"),
+        "torch-dtensor-sequence": Entry(
+            "raybench.parallel.peers.dtensor:parallelize_sequence", "torch", cuts_sequence=True
+        ),
     },
 }
 

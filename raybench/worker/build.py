@@ -97,6 +97,14 @@ def make_context(
     )
 
 
+def seed_randomness(workload: Workload, mesh: Mesh) -> None:
+    """Let dropout draw alike on the ranks of a tensor group, where activations are the same, and differently elsewhere.
+
+    Where a tensor group holds different activations its layers draw apart themselves.
+    """
+    torch.manual_seed(workload.seed + mesh.all.index // mesh.tensor.size)
+
+
 def build_strategy(
     workload: Workload,
     case: Case,

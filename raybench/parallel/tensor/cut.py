@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from raybench.models.gpt import GPT, Block
 from raybench.parallel.parts import Cut, Shard, Sharing
@@ -43,6 +43,13 @@ def collect(model: GPT, mesh: Mesh, partial: Collection[str] = ()) -> Cut:
         for prefix, module in model.named_modules()
         for name, shard in getattr(module, "shards", {}).items()
     }
+    return Cut(shards, sharing_of(model, mesh, shards, partial))
+
+
+def sharing_of(
+    model: GPT, mesh: Mesh, shards: Mapping[str, Shard], partial: Collection[str] = ()
+) -> dict[str, Sharing]:
+    """What the ranks of a tensor group share of a cut model; `partial` as in `collect`."""
     size = mesh.tensor.size
     whole, summed = Sharing(share=1 / size), Sharing(mesh.tensor, share=1 / size)
     copies = {shard.copies for shard in shards.values() if shard.copies > 1}
@@ -53,4 +60,4 @@ def collect(model: GPT, mesh: Mesh, partial: Collection[str] = ()) -> Cut:
             sharing[name] = summed if name in partial else whole
         elif shards[name].copies > 1:
             sharing[name] = copied[shards[name].copies]
-    return Cut(shards, sharing)
+    return sharing

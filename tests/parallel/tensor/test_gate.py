@@ -12,6 +12,7 @@ from tests.pool import Rank
 SIXTHS = ModelConfig(num_layers=2, width=24, num_heads=12, ffn_width=36, vocabulary_size=61)
 """Divisible by 2, 3 and 4, but for the vocabulary."""
 STRATEGIES = ["megatron", "sequence"]
+PEERS = ["torch-dtensor", "torch-dtensor-sequence"]
 DATA = ["naive", "accumulated", "hooked", "overlapped", "bucketed"]
 
 
@@ -32,6 +33,7 @@ WORKLOADS = {
     "ragged": work(num_micro_batches=3, data=ragged()),
     "vocabulary one past": work(SIXTHS.model_copy(update={"vocabulary_size": 129})),
     "vocabulary smaller than the padding": work(SIXTHS.model_copy(update={"vocabulary_size": 5})),
+    "bf16": work(precision="bf16"),
     "grouped heads": work(SIXTHS.model_copy(update={"num_kv_heads": 4})),
     "one key head": work(SIXTHS.model_copy(update={"num_kv_heads": 1}), clip_gradient_norm=0.1),
 }
@@ -43,7 +45,7 @@ def run_gate(rank: Rank, work: Workload, case: Case) -> GateResult | None:
 
 def check(pools, work: Workload, case: Case) -> None:
     num_ranks = case.layout.num_ranks
-    results = pools(4).run(run_gate, work, case)
+    results = pools(2 if num_ranks == 2 else 4).run(run_gate, work, case)
     for result in results[:num_ranks]:
         assert result.passed, result.reason
         assert result == results[0]
@@ -58,7 +60,19 @@ def test_passes_at_every_size(pools, strategy, size):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_passes_every_workload(pools, strategy, name):
-    check(pools, WORKLOADS[name], case(strategy, 4))
+    check(pools, WORKLOADS[name], case(strategy, 2))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("strategy", PEERS)
+def test_peers_pass(pools, strategy, size):
+    model = SIXTHS.model_copy(update={"tied_head": True})
+    check(pools, work(model, num_micro_batches=2, clip_gradient_norm=0.1), case(strategy, size))
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, *PEERS])
+def test_passes_under_torchs_ddp(pools, strategy):
+    check(pools, work(num_micro_batches=2), case(strategy, 2, "torch-ddp"))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
