@@ -72,22 +72,6 @@ def channel_ranks(layout: Layout, ranks: Sequence[int], place: int) -> list[tupl
     return [(pipeline[own], pipeline[(own + step) % len(pipeline)]) for step in (1, -1)]
 
 
-def placement(nodes: Sequence[str], num_ranks: int) -> tuple[int, ...]:
-    """The ranks a layout of `num_ranks` uses: on the fewest nodes, contiguous within each.
-
-    Args:
-        nodes: the node of every rank of the job.
-
-    Returns:
-        Global ranks in mesh order.
-    """
-    by_node: dict[str, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        by_node.setdefault(node, []).append(rank)
-    fullest_first = sorted(by_node.values(), key=lambda ranks: (-len(ranks), ranks[0]))
-    return tuple([rank for ranks in fullest_first for rank in ranks][:num_ranks])
-
-
 class Mesh:
     """A layout laid over ranks, seen from one of them."""
 
