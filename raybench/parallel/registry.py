@@ -123,6 +123,13 @@ def check_case(layout: Layout, strategy: StrategyNames, options: Mapping[str, An
                 raise ValueError(
                     f"strategy.data: {strategy.data!r} does not run over a {axis} axis (allowed there: {allowed})"
                 )
+        library = entry("data", strategy.data).library
+        if library and strategy.pipeline is not None and entry("pipeline", strategy.pipeline).library != library:
+            allowed = ", ".join(name for name, other in REGISTRY["pipeline"].items() if other.library == library)
+            raise ValueError(
+                f"strategy.data: {strategy.data!r} does not run over the pipeline {strategy.pipeline!r} "
+                f"(allowed: {allowed or 'none'})"
+            )
     if layout.nodes > layout.num_ranks:
         raise ValueError(f"layout.nodes: {layout.nodes} is more than the layout's {layout.num_ranks} ranks")
     if layout.num_ranks % layout.nodes:

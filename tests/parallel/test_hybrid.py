@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations, cycle, product
 
 import pytest
+from pydantic import ValidationError
 
 from raybench.parallel.pipeline.plan import TWINS
 from raybench.parallel.pipeline.schedules import SCHEDULES
@@ -115,6 +116,16 @@ def test_passes(pools, layout, strategy):
 @pytest.mark.parametrize("tensor", ["torch-dtensor", "torch-dtensor-sequence"])
 def test_torchs_pipeline_over_its_dtensors_passes(pools, tensor):
     check(pools, hybrid(Layout(pipeline=2, tensor=2), pipeline="torch-1f1b", tensor=tensor))
+
+
+def test_torchs_ddp_over_its_pipeline_over_its_dtensors_passes(pools):
+    cube = Layout(data=2, pipeline=2, tensor=2)
+    check(pools, hybrid(cube, data="torch-ddp", pipeline="torch-1f1b", tensor="torch-dtensor"))
+
+
+def test_torchs_ddp_over_a_pipeline_of_another_kind_is_refused():
+    with pytest.raises(ValidationError, match=r"'one-f-one-b' \(allowed: torch-gpipe"):
+        hybrid(Layout(data=2, pipeline=2), data="torch-ddp", pipeline="one-f-one-b")
 
 
 @pytest.mark.slow

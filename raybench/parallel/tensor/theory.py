@@ -69,16 +69,15 @@ def block_activation_bytes(strategy: Strategy, workload: Workload, size: int) ->
 
     Korthikanti et al. (2022), equations 2 and 4, whose sbh · (10 + 24/t + …) and sbh/t · (34 + …) count two bytes a
     value, one-byte dropout masks (2 of the 10) and the scores of attention (…), which a fused kernel does not keep.
-    With a feed-forward width f: four inputs (norms and first matrices) of b·s·h, and queries, keys, values, attention's
-    output, and both sides of GELU. `sequence` keeps attention's output twice, in the order of heads and of tokens.
+    With a feed-forward width f: four inputs (norms and first matrices) of b·s·h, and of what is cut queries, keys,
+    values, attention's output, and both sides of GELU.
     """
     model = workload.model
     tokens = workload.micro_batch_size * workload.sequence_length
     kv_width = 2 * model.width // model.num_heads * max(model.kv_heads, size)
     cut = (2 * model.width + kv_width + 2 * model.ffn_width) // size
-    if strategy == "sequence":
-        return tokens * FLOAT_BYTES * (4 * model.width // size + cut + model.width // size)
-    return tokens * FLOAT_BYTES * (4 * model.width + cut)
+    inputs = 4 * model.width // (size if strategy == "sequence" else 1)
+    return tokens * FLOAT_BYTES * (inputs + cut)
 
 
 def _hidden_bytes(workload: Workload) -> int:
