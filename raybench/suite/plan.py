@@ -100,8 +100,10 @@ def _misfit(case: Case, cluster: Cluster, on_gpu: bool, *, exact_nodes: bool) ->
         total = sum(node.total_cpus for node in cluster.nodes)
         return f"needs a free CPU, the cluster has none (all {total:g} are taken by other jobs)"
     if ranks > cluster.num_gpus:
-        near = nearest_layouts(case.layout, cluster.num_gpus)
-        return f"needs {_gpus(ranks)}, the cluster has {cluster.num_gpus} (nearest layouts that fit: {near})"
+        near = ""
+        if case.layout.data < ranks:
+            near = f" (nearest layouts that fit: {nearest_layouts(case.layout, cluster.num_gpus)})"
+        return f"needs {_gpus(ranks)}, the cluster has {cluster.num_gpus}{near}"
     free = sum(node.free_gpus for node in cluster.nodes)
     if ranks > free:
         return f"needs {_gpus(ranks)}, {free} of the cluster's {cluster.num_gpus} are free"
@@ -123,8 +125,9 @@ def _place(cases: Sequence[Case], cluster: Cluster, on_gpu: bool) -> NodePlaceme
         capacity = [widest.num_ranks] * len(nodes)
     num_nodes = min(widest.nodes, len(nodes))
     groups = _shares(widest.num_ranks // widest.tensor, num_nodes, [c // widest.tensor for c in capacity])
-    shares = [widest.tensor * g for g in groups] if groups else _shares(widest.num_ranks, num_nodes, capacity)
-    if shares is None or (groups and len(shares) < num_nodes):
+    if groups is not None and len(groups) == num_nodes:
+        shares: list[int] | None = [widest.tensor * number for number in groups]
+    else:  # not without a tensor group that crosses nodes
         shares = _shares(widest.num_ranks, num_nodes, capacity)
     if shares is None:
         raise AssertionError("a layout that does not fit was to be placed")
