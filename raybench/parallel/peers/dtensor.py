@@ -7,11 +7,13 @@ over DTensor. Optimizer, clipping and data strategies then cost what they cost t
 
 from __future__ import annotations
 
+import fnmatch
 from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -27,9 +29,17 @@ from torch.nn import functional as F
 
 from raybench.data.batches import IGNORED_LABEL
 from raybench.models.gpt import GPT
+from raybench.models.timed import TimedBlock
 from raybench.parallel.parts import Cut
 from raybench.parallel.parts import Shard as Part
 from raybench.parallel.tensor.cut import sharing_of
+from raybench.parallel.tensor.timed import (
+    NUM_PAIRS,
+    PairTiming,
+    ParallelTimedBlock,
+    timed_factor_gradient,
+    timed_product,
+)
 from raybench.worker.communication import Axis
 from raybench.worker.mesh import Mesh
 
@@ -69,8 +79,11 @@ def parallelize_sequence(model: GPT, mesh: Mesh) -> Cut:
 
 def _apply(model: GPT, mesh: Mesh, plan: dict[str, ParallelStyle], partial: list[str] | None = None) -> Cut:
     axis = mesh.tensor
-    columns = [f"blocks.*.attention.{name}" for name in ("query", "key_value", "query_key_value")]
-    plan.update({name: ColwiseParallel() for name in [*columns, "blocks.*.feed_forward.expansion"]})
+    is_sequence = partial is not None
+    columns = ["attention.query", "attention.key_value", "attention.query_key_value", "feed_forward.expansion"]
+    plan.update({f"blocks.*.{name}": ColwiseParallel() for name in columns})
+    names = [name for name, _ in model.named_modules()]
+    plan = {pattern: style for pattern, style in plan.items() if fnmatch.filter(names, pattern)}
     assert axis.group is not None
     device_mesh = DeviceMesh.from_group(axis.group, mesh.recorder.device.type)
     vocabulary_size = model.embedding.token.num_embeddings
@@ -85,6 +98,12 @@ def _apply(model: GPT, mesh: Mesh, plan: dict[str, ParallelStyle], partial: list
                 if isinstance(placement, Shard):
                     blocks = STACKED.get(prefix.rpartition(".")[2], 1)
                     shards[whole] = Part(placement.dim, parameter.shape[placement.dim], blocks)
+    for index, block in enumerate(model.blocks):
+        if isinstance(block, TimedBlock):
+            timed = _TimedBlock(block, axis, sequence=is_sequence, label=f"blocks.{index}")
+            timed.device_mesh = device_mesh
+            model.blocks[index] = timed
+            shards[f"blocks.{index}.weight"] = timed.shards["weight"]
     model.tie_weights()
     model.loss = _ParallelLoss(vocabulary_size, device_mesh)
     return Cut(shards, sharing_of(model, mesh, shards, partial or ()), recorded=False)
@@ -129,6 +148,42 @@ class _SequenceEmbedding(nn.Module):
         length = input_ids.shape[1] // self.axis.size
         embedded: Tensor = self.token(input_ids) + self.position.weight.narrow(0, self.axis.index * length, length)
         return embedded
+
+
+class _TimedBlock(ParallelTimedBlock):
+    """The timed model's block, whose hidden states DTensor moves, here [batch, sequence / size, width]."""
+
+    device_mesh: DeviceMesh
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        timing = PairTiming(*(len(hidden) * seconds for seconds in self._seconds_each))
+        output = hidden
+        for half in self.weight.tensor_split(NUM_PAIRS):
+            output = output + self._pair(hidden, half.sum(0) * self.scale, timing)
+        return output
+
+    def _pair(self, hidden: Tensor, factor: Tensor, timing: PairTiming) -> Tensor:
+        between: list[Placement] = [Shard(1) if self.sequence else Replicate()]
+        whole = DTensor.from_local(hidden, self.device_mesh, between).redistribute(placements=[Replicate()])
+        product = _TimedProduct.apply(whole.to_local(grad_placements=[Partial()]), factor, timing)
+        summed = DTensor.from_local(product, self.device_mesh, [Partial()]).redistribute(placements=between)
+        return summed.to_local()
+
+
+class _TimedProduct(Function):
+    """As the product of a matrix: input gradient, then weight gradient; DTensor moves the input gradient afterwards."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, factor: Tensor, timing: PairTiming) -> Tensor:
+        ctx.timing = timing
+        ctx.save_for_backward(hidden, factor)
+        return timed_product(hidden, factor, timing.forward_s)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        hidden, factor = ctx.saved_tensors
+        input_gradient = timed_product(gradient, factor, ctx.timing.input_gradient_s)
+        return input_gradient, timed_factor_gradient(gradient, hidden, ctx.timing.weight_gradient_s), None
 
 
 class _ParallelLoss:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from raybench.models.gpt import GPT, Block
+from raybench.models.timed import TimedBlock
 from raybench.parallel.parts import Cut, Shard, Sharing
 from raybench.parallel.tensor.layers import ColumnParallelLinear, ParallelAttention, RowParallelLinear
+from raybench.parallel.tensor.timed import ParallelTimedBlock
 from raybench.parallel.tensor.vocabulary import VocabularyParallelEmbedding, VocabularyParallelLoss
 from raybench.worker.communication import Axis
 from raybench.worker.mesh import Mesh
@@ -17,8 +19,11 @@ def cut_matrices(model: GPT, axis: Axis, *, sequence: bool) -> None:
     vocabulary_size = model.embedding.token.num_embeddings
     model.embedding.token = VocabularyParallelEmbedding(model.embedding.token, axis, sequence=sequence)
     for index, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
         name = f"blocks.{index}"
+        if isinstance(block, TimedBlock):
+            model.blocks[index] = ParallelTimedBlock(block, axis, sequence=sequence, label=name)
+            continue
+        assert isinstance(block, Block)
         block.attention = ParallelAttention(block.attention, axis, sequence=sequence, label=f"{name}.attention")
         feed_forward = block.feed_forward
         feed_forward.expansion = ColumnParallelLinear(

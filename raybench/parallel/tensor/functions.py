@@ -76,7 +76,7 @@ class _ColumnProducts(Function):
         ctx.axis, ctx.sequence, ctx.label = axis, sequence, label
         ctx.save_for_backward(hidden, *weights)
         if sequence:
-            hidden, gathered = _begin_gather(hidden, axis, f"{label} input")
+            hidden, gathered = begin_gather(hidden, axis, f"{label} input")
             gathered.wait()
         return tuple(F.linear(hidden, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
@@ -86,19 +86,16 @@ class _ColumnProducts(Function):
         hidden, *weights = ctx.saved_tensors
         axis: Axis = ctx.axis
         if ctx.sequence:  # only the part was kept: gathered anew while the input gradient is computed
-            hidden, gathered = _begin_gather(hidden, axis, f"{ctx.label} input again")
+            hidden, gathered = begin_gather(hidden, axis, f"{ctx.label} input again")
         rows = [gradient.flatten(0, -2) for gradient in gradients]
         whole = rows[0] @ weights[0]
         for row, weight in zip(rows[1:], weights[1:], strict=True):
             whole.addmm_(row, weight)
-        label = f"{ctx.label} input gradient"
+        input_gradient, reduced = begin_input_gradient(
+            whole.view(hidden.shape), axis, sequence=ctx.sequence, label=ctx.label
+        )
         if ctx.sequence:
-            input_gradient = whole.new_empty(hidden.shape[0] // axis.size, *hidden.shape[1:])
-            reduced = axis.reduce_scatter(input_gradient, whole.view(hidden.shape), label=label)
             gathered.wait()
-        else:
-            input_gradient = whole.view(hidden.shape)
-            reduced = axis.all_reduce(input_gradient, label=label)
         columns = hidden.flatten(0, -2)
         weight_gradients = [row.t() @ columns for row in rows]
         bias_gradients = [
@@ -155,15 +152,24 @@ class _ReduceScatter(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        whole, gathered = _begin_gather(gradient, ctx.axis, f"{ctx.label} output gradient")
+        whole, gathered = begin_gather(gradient, ctx.axis, f"{ctx.label} output gradient")
         gathered.wait()
         return whole, None, None
 
 
-def _begin_gather(part: Tensor, axis: Axis, label: str) -> tuple[Tensor, Pending]:
+def begin_gather(part: Tensor, axis: Axis, label: str) -> tuple[Tensor, Pending]:
     """The parts of all ranks along the first dimension, complete once the operation has been waited for."""
     whole = part.new_empty(part.shape[0] * axis.size, *part.shape[1:])
     return whole, axis.all_gather(whole, part.contiguous(), label=label)
+
+
+def begin_input_gradient(partial: Tensor, axis: Axis, *, sequence: bool, label: str) -> tuple[Tensor, Pending]:
+    """`f` in backward: the sum of all ranks' `partial`, which is lost, or this rank's part of it, once waited for."""
+    label = f"{label} input gradient"
+    if not sequence:
+        return partial, axis.all_reduce(partial, label=label)
+    part = partial.new_empty(partial.shape[0] // axis.size, *partial.shape[1:])
+    return part, axis.reduce_scatter(part, partial, label=label)
 
 
 def in_precision(*tensors: Tensor | None) -> list[Any]:

@@ -59,7 +59,8 @@ def step_traffic(strategy: Strategy, workload: Workload, size: int) -> dict[str,
             add("reduce_scatter", 2, hidden)  # embedding forward, head backward
             add("all_gather", 3, hidden)  # embedding backward; head forward and once again
     if strategy == "sequence":
-        norms = (2 * model.num_layers + 1) * 2 * model.width
+        num_norms = 1 + (2 * model.num_layers if model.name == "gpt" else 0)
+        norms = num_norms * 2 * model.width
         add("all_reduce", 1, (norms + workload.sequence_length * model.width) * FLOAT_BYTES)
     return {kind: Traffic(calls[kind], payload[kind]) for kind in calls}
 

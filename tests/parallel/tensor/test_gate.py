@@ -71,6 +71,12 @@ def test_peers_pass(pools, strategy, size):
 
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, *PEERS])
+def test_the_timed_model_passes(pools, strategy):
+    model = ModelConfig(name="timed", num_layers=2, width=16, ffn_width=10, vocabulary_size=61)
+    check(pools, work(model, num_micro_batches=2, clip_gradient_norm=0.1), case(strategy, 2))
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, *PEERS])
 def test_passes_under_torchs_ddp(pools, strategy):
     check(pools, work(num_micro_batches=2), case(strategy, 2, "torch-ddp"))
 

@@ -105,10 +105,13 @@ def recorded(rank: Rank, workload: Workload, case: Case) -> tuple[Counter, Count
     return calls, payload, block
 
 
+TIMED = ModelConfig(name="timed", num_layers=2, width=24, ffn_width=8, vocabulary_size=61)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("size", [2, 4])
-def test_what_is_sent_is_what_theory_says_to_the_byte(pools, strategy, size):
-    workload = work(num_micro_batches=2)
+@pytest.mark.parametrize(("model", "size"), [(SIXTHS, 2), (SIXTHS, 4), (TIMED, 2)], ids=["2", "4", "timed"])
+def test_what_is_sent_is_what_theory_says_to_the_byte(pools, strategy, model, size):
+    workload = work(model, num_micro_batches=2)
     results = pools(4).run(recorded, workload, case(strategy, size))
     expected = step_traffic(strategy, workload, size)
     for calls, payload, block in results[:size]:
