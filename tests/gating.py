@@ -8,7 +8,7 @@ from raybench.data.batches import Batches
 from raybench.parallel.strategy import Context, OptimizerFactory, Strategy
 from raybench.suite.track import Case, DataConfig, Layout, ModelConfig, Workload
 from raybench.worker.build import build_control, build_strategy, make_context, optimizer_factory
-from raybench.worker.gate import NUM_STEPS, GateResult, check, compute_reference
+from raybench.worker.gate import NUM_STEPS, GateResult, bf16_errors, check, check_bf16, compute_reference
 from tests.models import VOCABULARY
 from tests.pool import Rank
 
@@ -38,8 +38,9 @@ def gate(
     mesh = rank.mesh(case.layout)
     if mesh is None:
         return None
+    precise, work = work, work.model_copy(update={"precision": "fp32"})
     source = Batches(work, case.layout.data)
-    reference = None
+    reference, allowed = None, None
     if rank.rank == 0:
         global_batches = [source.global_batch(step) for step in range(NUM_STEPS)]
         reference = compute_reference(
@@ -47,6 +48,12 @@ def gate(
             global_batches,
             work.clip_gradient_norm,
         )
+        if precise.precision == "bf16":
+            allowed = bf16_errors(
+                lambda factory: build_control(precise, 0, rank.device, rank.recorder, factory),
+                global_batches[0],
+                reference,
+            )
 
     def build(factory: OptimizerFactory | None) -> Strategy:
         if make is None:
@@ -54,7 +61,17 @@ def gate(
         return make(make_context(work, case, mesh, rank.device, factory or optimizer_factory(work.optimizer)))
 
     own = [batches(work, case.layout.data).batch(step, mesh.data.index) for step in range(NUM_STEPS)]
-    return check(build, own, reference, mesh.all)
+    result = check(build, own, reference, mesh.all)
+    if precise.precision == "fp32" or not result.passed:
+        return result
+    return check_bf16(
+        result,
+        lambda factory: build_strategy(precise, case, mesh, rank.device, factory),
+        own[0],
+        reference,
+        allowed,
+        mesh.all,
+    )
 
 
 def data_case(strategy: str, size: int, **options: object) -> Case:

@@ -15,9 +15,8 @@ from raybench.errors import RequestError
 from raybench.models.gpt import GPT
 from raybench.models.timed import TimedGPT
 from raybench.parallel.execution import LossSum
+from raybench.parallel.parts import Parts
 from raybench.suite.track import Precision, Workload
-
-NO_ALIASES: Mapping[str, str] = {}
 
 
 def build_model(workload: Workload, device: torch.device, seed: int) -> nn.Module:
@@ -44,21 +43,13 @@ def outline(workload: Workload, seed: int) -> nn.Module:
 
 
 def materialize(
-    model: nn.Module,
-    workload: Workload,
-    device: torch.device,
-    seed: int,
-    aliases: Mapping[str, str] = NO_ALIASES,
+    model: nn.Module, workload: Workload, device: torch.device, seed: int, parts: Parts | None = None
 ) -> nn.Module:
-    """Give an outlined model, or what cutting left of it, its memory and its initial values.
-
-    Args:
-        aliases: the whole model's name of parameters that go by another one here.
-    """
+    """Give an outlined model, or what cutting left of it as `parts` tells, its memory and its initial values."""
     if isinstance(model, GPT):
         model.to_empty(device=device)
         model.tie_weights()
-        initialize(model, seed, aliases)
+        initialize(model, seed, parts)
     else:
         model.to(device)
     if workload.compile:
@@ -68,15 +59,19 @@ def materialize(
 
 
 @torch.no_grad()
-def initialize(model: GPT, seed: int, aliases: Mapping[str, str] = NO_ALIASES) -> None:
-    """Fill every parameter from a generator of its own, seeded by `seed` and the parameter's name."""
+def initialize(model: GPT, seed: int, parts: Parts | None = None) -> None:
+    """Fill every parameter from a generator of its own, seeded by `seed` and the parameter's name.
+
+    What has been cut is this rank's part of the whole parameter's values.
+    """
     for local_name, parameter in model.named_parameters():
-        name = aliases.get(local_name, local_name)
+        name = local_name if parts is None else parts.whole_name(local_name)
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        value = torch.empty(parameter.shape, dtype=parameter.dtype)
+        shape = parameter.shape if parts is None else parts.whole_shape(local_name, parameter)
+        value = torch.empty(shape, dtype=parameter.dtype)
         model.initialize_parameter(name, value, generator)
-        parameter.copy_(value)
+        parameter.copy_(value if parts is None else parts.cut(local_name, value))
 
 
 def _own_model(name: str, options: dict[str, object]) -> nn.Module:
@@ -94,18 +89,19 @@ def _own_model(name: str, options: dict[str, object]) -> nn.Module:
     return model
 
 
+def cross_entropy_sum(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of logits [..., vocabulary], summed over the labels that are not -100."""
+    return F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+
+
 def make_loss_sum(model: nn.Module, precision: Precision) -> LossSum:
     """How the workload turns one micro-batch into a summed loss: cross-entropy over the labels that are not -100.
 
-    A model of one's own may bring its own `loss(outputs, labels)`, which must be a sum too. With `bf16`, forward and
-    loss run under autocast.
+    A model of one's own, or one whose logits are spread over ranks, brings its own `loss(outputs, labels)`, which must
+    be a sum too. With `bf16`, forward and loss run under autocast.
     """
     own = getattr(model, "loss", None)
-
-    def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
-
-    loss = own if callable(own) else cross_entropy
+    loss = own if callable(own) else cross_entropy_sum
 
     def loss_sum(forward: Callable[..., Tensor], inputs: Mapping[str, Tensor], labels: Tensor) -> Tensor:
         with torch.autocast(labels.device.type, torch.bfloat16, enabled=precision == "bf16"):

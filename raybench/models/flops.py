@@ -13,7 +13,7 @@ from raybench.suite.track import ModelConfig, Workload
 
 def matrix_parameters(model: ModelConfig) -> int:
     """Parameters of the GPT that take part in a matrix product (the head once, the embeddings not)."""
-    block = 4 * model.width * model.width + 2 * model.width * model.ffn_width
+    block = model.width * (2 * model.width + _kv_width(model)) + 2 * model.width * model.ffn_width
     return model.num_layers * block + model.vocabulary_size * model.width
 
 
@@ -33,6 +33,12 @@ def num_parameters(workload: Workload) -> int | None:
     if model.name != "gpt":
         return None
     width, ffn = model.width, model.ffn_width
-    block = 4 * width * width + 4 * width + 2 * width * ffn + ffn + width + 4 * width
+    attention = width * (2 * width + _kv_width(model)) + 2 * width + _kv_width(model)
+    block = attention + 2 * width * ffn + ffn + width + 4 * width
     embeddings = (model.vocabulary_size * (1 if model.tied_head else 2) + workload.sequence_length) * width
     return model.num_layers * block + embeddings + 2 * width
+
+
+def _kv_width(model: ModelConfig) -> int:
+    """Width of a token's keys and values together."""
+    return 2 * model.width // model.num_heads * model.kv_heads

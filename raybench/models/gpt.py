@@ -30,25 +30,41 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention over [batch, sequence, width]."""
+    """Causal multi-head self-attention over [batch, sequence, width].
+
+    With fewer key and value heads than query heads (Ainslie et al., "GQA", 2023) the two projections are apart, since
+    a tensor group may have to share a key head that it need not share with queries.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_heads = config.num_heads
+        self.head_width = config.width // config.num_heads
         self.dropout = config.dropout
-        self.query_key_value = nn.Linear(config.width, 3 * config.width)
+        self.grouped = config.kv_heads < config.num_heads
+        if self.grouped:
+            self.query = nn.Linear(config.width, config.width)
+            self.key_value = nn.Linear(config.width, 2 * config.kv_heads * self.head_width)
+        else:
+            self.query_key_value = nn.Linear(config.width, 3 * config.width)
         self.projection = nn.Linear(config.width, config.width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        batch, sequence, width = hidden.shape
-        query, key, value = (
-            part.view(batch, sequence, self.num_heads, -1).transpose(1, 2)
-            for part in self.query_key_value(hidden).split(width, dim=2)
-        )
-        dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, sequence, width))
+        projected: Tensor = self.projection(self.mix(*self.project(hidden)))
         return projected
+
+    def project(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, [batch, sequence, heads · head width] each."""
+        if self.grouped:
+            return (self.query(hidden), *self.key_value(hidden).chunk(2, -1))
+        projected: Tensor = self.query_key_value(hidden)
+        return projected.chunk(3, -1)
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What every head attends to, heads side by side as they came."""
+        heads = [part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in (query, key, value)]
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(*heads, dropout_p=dropout, is_causal=True, enable_gqa=self.grouped)
+        return mixed.transpose(1, 2).flatten(2)
 
 
 class FeedForward(nn.Module):

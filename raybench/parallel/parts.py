@@ -8,7 +8,7 @@ and the whole tensors that the gate asks for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,9 +37,22 @@ class Shard:
     """Length of that dimension in the whole parameter; what the last parts hold beyond it is padding."""
     interleaved: int = 1
     """How many stacked blocks (query, key, value) are each cut by themselves."""
+    copies: int = 1
+    """How many consecutive ranks hold the same part: key and value heads that are fewer than the ranks."""
 
 
 ALONE = Sharing()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What parallelizing an outlined model over an axis made of its parameters, by name."""
+
+    shards: Mapping[str, Shard] = field(default_factory=dict)
+    sharing: Mapping[str, Sharing] = field(default_factory=dict)
+    """Only of those that are not held alone."""
+    recorded: bool = True
+    """Whether all of its communication goes through the mesh's axes; a library's does not."""
 
 
 class Parts:
@@ -89,7 +102,7 @@ class Parts:
 
         All ranks of the replica iterate together; each gets every tensor, in the order of the stages, tied copies once.
         """
-        gathered = ((self._aliases.get(name, name), self._over_tensor(name, tensor)) for name, tensor in own)
+        gathered = ((self.whole_name(name), self._over_tensor(name, tensor)) for name, tensor in own)
         if self.mesh.pipeline.size == 1:
             yield from gathered
             return
@@ -124,24 +137,37 @@ class Parts:
         for place in range(axis.size):
             piece = tensor.detach().clone(memory_format=torch.contiguous_format)
             axis.broadcast(piece, label=name, place=place).wait()
-            pieces.append(piece)
+            if place % shard.copies == 0:
+                pieces.append(piece)
         blocks = zip(*(piece.chunk(shard.interleaved, shard.dim) for piece in pieces), strict=True)
         length = shard.size // shard.interleaved
         return torch.cat([torch.cat(block, shard.dim).narrow(shard.dim, 0, length) for block in blocks], shard.dim)
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of the whole parameter `name`, zeros where it is padded: the inverse of `whole`."""
+        """This rank's part of the whole parameter that it calls `name`, zeros where it is padded."""
         shard, axis = self.shards.get(name), self.mesh.tensor
         if shard is None:
             return whole
-        parts = [_part(block, shard.dim, axis) for block in whole.chunk(shard.interleaved, shard.dim)]
-        return torch.cat(parts, shard.dim)
+        num_parts, index = axis.size // shard.copies, axis.index // shard.copies
+        blocks = whole.chunk(shard.interleaved, shard.dim)
+        return torch.cat([_part(block, shard.dim, num_parts, index) for block in blocks], shard.dim)
+
+    def whole_name(self, name: str) -> str:
+        """What the parameter is called in the whole model."""
+        return self._aliases.get(name, name)
+
+    def whole_shape(self, name: str, part: Tensor) -> list[int]:
+        """The shape of the whole parameter that `part` is this rank's part of."""
+        shape = list(part.shape)
+        if name in self.shards:
+            shape[self.shards[name].dim] = self.shards[name].size
+        return shape
 
 
-def _part(block: Tensor, dim: int, axis: Axis) -> Tensor:
-    """The axis' own equal part of `block` along `dim`, padded with zeros at its end."""
-    size = -(-block.shape[dim] // axis.size)
-    begin = min(axis.index * size, block.shape[dim])
+def _part(block: Tensor, dim: int, num_parts: int, index: int) -> Tensor:
+    """One of equal parts of `block` along `dim`, padded with zeros at its end."""
+    size = -(-block.shape[dim] // num_parts)
+    begin = min(index * size, block.shape[dim])
     part = block.narrow(dim, begin, min(size, block.shape[dim] - begin))
     missing = size - part.shape[dim]
     if not missing:

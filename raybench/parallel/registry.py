@@ -29,6 +29,8 @@ class Entry:
     """A package that must be installed, beyond raybench's own."""
     over: tuple[AxisName, ...] = ("pipeline", "tensor")
     """The other axes that a data strategy may be combined with."""
+    cuts_sequence: bool = False
+    """Whether a tensor strategy needs a sequence that its ranks divide."""
 
 
 RUNNER = "raybench.parallel.pipeline.runner:ScheduleRunner"
@@ -45,7 +47,9 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
         "hooked": Entry("raybench.parallel.data.hooked:Hooked"),
         "overlapped": Entry("raybench.parallel.data.overlapped:Overlapped"),
         "bucketed": Entry("raybench.parallel.data.bucketed:Bucketed", options={"bucket_mib": float}),
-        "torch-ddp": Entry("raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}, over=()),
+        "torch-ddp": Entry(
+            "raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}, over=("tensor",)
+        ),
         "deepspeed-0": Entry(
             "raybench.parallel.peers.deepspeed_ddp:DeepSpeed0", "deepspeed", requires="deepspeed", over=()
         ),
@@ -63,7 +67,14 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
         "torch-interleaved-zero-bubble": Entry(TORCH_PIPELINE, "torch", CHUNKED),
         "torch-zbv": Entry(TORCH_PIPELINE, "torch", STAGED),
     },
-    "tensor": {},
+    "tensor": {
+        "megatron": Entry("raybench.parallel.tensor.megatron:parallelize"),
+        "sequence": Entry("raybench.parallel.tensor.sequence:parallelize", cuts_sequence=True),
+        "torch-dtensor": Entry("raybench.parallel.peers.dtensor:parallelize", "torch"),
+        "torch-dtensor-sequence": Entry(
+            "raybench.parallel.peers.dtensor:parallelize_sequence", "torch", cuts_sequence=True
+        ),
+    },
 }
 
 
@@ -112,6 +123,13 @@ def check_case(layout: Layout, strategy: StrategyNames, options: Mapping[str, An
                 raise ValueError(
                     f"strategy.data: {strategy.data!r} does not run over a {axis} axis (allowed there: {allowed})"
                 )
+        library = entry("data", strategy.data).library
+        if library and strategy.pipeline is not None and entry("pipeline", strategy.pipeline).library != library:
+            allowed = ", ".join(name for name, other in REGISTRY["pipeline"].items() if other.library == library)
+            raise ValueError(
+                f"strategy.data: {strategy.data!r} does not run over the pipeline {strategy.pipeline!r} "
+                f"(allowed: {allowed or 'none'})"
+            )
     if layout.nodes > layout.num_ranks:
         raise ValueError(f"layout.nodes: {layout.nodes} is more than the layout's {layout.num_ranks} ranks")
     if layout.num_ranks % layout.nodes:

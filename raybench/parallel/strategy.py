@@ -44,6 +44,8 @@ class Context:
     clip_gradient_norm: float | None
     mesh: Mesh
     options: Mapping[str, Any]
+    recorded: bool = True
+    """Whether all communication inside forward and backward goes through the mesh's axes; a library's does not."""
 
 
 class Strategy(ABC):

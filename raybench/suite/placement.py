@@ -39,6 +39,11 @@ class NodePlacement(Placement):
         """The node of every rank, by Ray's name for it."""
         return [node.node_id for node in self.nodes for _ in range(node.num_ranks)]
 
+    @property
+    def addresses(self) -> list[str]:
+        """The node of every rank, by its address."""
+        return [node.address for node in self.nodes for _ in range(node.num_ranks)]
+
     def num_nodes(self, num_ranks: int) -> int:
         """On how many nodes the first `num_ranks` ranks are."""
         used, left = 0, num_ranks

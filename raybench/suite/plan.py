@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from raybench.parallel.registry import AXES, entry
 from raybench.suite.cluster import Backend, Cluster, Node
 from raybench.suite.placement import NodePlacement, NodeShare
-from raybench.suite.track import Case, ResolvedTrack
+from raybench.suite.ranks import num_crossing
+from raybench.suite.track import Case, Layout, ResolvedTrack
 
 MAX_CPUS_BESIDE_GPU = 8
 
@@ -30,6 +31,10 @@ class TrackPlan:
     backend: Backend
     shares_cores: bool = False
     """Whether some node has fewer cores than ranks: compute times then say little."""
+
+    def num_crossing(self, case: Case) -> int:
+        """How many of a case's tensor groups are not inside one node, in this placement."""
+        return 0 if self.placement is None else num_crossing(self.placement.addresses, case.layout)
 
     def round_numbers(self, *, verify_only: bool = False) -> tuple[int, ...]:
         """Rounds are numbered from 1; 0 is the row of a case that was skipped."""
@@ -95,7 +100,10 @@ def _misfit(case: Case, cluster: Cluster, on_gpu: bool, *, exact_nodes: bool) ->
         total = sum(node.total_cpus for node in cluster.nodes)
         return f"needs a free CPU, the cluster has none (all {total:g} are taken by other jobs)"
     if ranks > cluster.num_gpus:
-        return f"needs {_gpus(ranks)}, the cluster has {cluster.num_gpus}"
+        near = ""
+        if case.layout.data < ranks:
+            near = f" (nearest layouts that fit: {nearest_layouts(case.layout, cluster.num_gpus)})"
+        return f"needs {_gpus(ranks)}, the cluster has {cluster.num_gpus}{near}"
     free = sum(node.free_gpus for node in cluster.nodes)
     if ranks > free:
         return f"needs {_gpus(ranks)}, {free} of the cluster's {cluster.num_gpus} are free"
@@ -115,7 +123,12 @@ def _place(cases: Sequence[Case], cluster: Cluster, on_gpu: bool) -> NodePlaceme
     else:
         nodes = sorted((n for n in cluster.nodes if n.free_cpus > 0), key=lambda n: (-n.free_cpus, n.address))
         capacity = [widest.num_ranks] * len(nodes)
-    shares = _shares(widest.num_ranks, min(widest.nodes, len(nodes)), capacity)
+    num_nodes = min(widest.nodes, len(nodes))
+    groups = _shares(widest.num_ranks // widest.tensor, num_nodes, [c // widest.tensor for c in capacity])
+    if groups is not None and len(groups) == num_nodes:
+        shares: list[int] | None = [widest.tensor * number for number in groups]
+    else:  # not without a tensor group that crosses nodes
+        shares = _shares(widest.num_ranks, num_nodes, capacity)
     if shares is None:
         raise AssertionError("a layout that does not fit was to be placed")
     used = list(zip(nodes, shares, strict=False))
@@ -152,3 +165,16 @@ def _nodes(number: int) -> str:
 
 def _gpus(number: int) -> str:
     return f"{number} GPU{'' if number == 1 else 's'}"
+
+
+def nearest_layouts(layout: Layout, num_ranks: int) -> str:
+    """The largest layouts of at most `num_ranks` ranks that are `layout` with one axis made smaller, in words."""
+    smaller: dict[str, int] = {}
+    for axis in AXES:
+        size = getattr(layout, axis)
+        others = layout.num_ranks // size
+        fits = next((n for n in range(size - 1, 0, -1) if size % n == 0 and others * n <= num_ranks), None)
+        if fits is not None:
+            smaller[str(layout.model_copy(update={axis: fits}))] = others * fits
+    largest = max(smaller.values(), default=1)
+    return ", ".join(name for name, ranks in smaller.items() if ranks == largest) or "1x1x1"

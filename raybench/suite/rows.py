@@ -193,6 +193,7 @@ class RowMaker:
                 for node in self._nodes()
             ],
             "ranks_share_cores": self.plan.shares_cores,
+            "tensor_groups_across_nodes": self.plan.num_crossing(case),
             "cpus_per_rank": None if placement is None else placement.cpus_per_rank,
             "nccl_env": dict(self.nccl_env),
             "inherited_nccl_env": _inherited(),

@@ -49,6 +49,8 @@ class ModelConfig(_Data):
     num_layers: Size = 12
     width: Size = 768
     num_heads: Size = 12
+    num_kv_heads: Size | None = None
+    """Heads of keys and values, each shared by equally many query heads (grouped-query attention); null: one each."""
     ffn_width: Size = 3072
     vocabulary_size: Size = 50257
     """Number of token ids; also of the synthetic data's."""
@@ -66,6 +68,11 @@ class ModelConfig(_Data):
         if self.name == "gpt" and self.width % self.num_heads:
             near = nearest_divisors(self.width, self.num_heads)
             raise ValueError(f"num_heads: {self.num_heads} does not divide width {self.width} (nearest: {near})")
+        if self.name == "gpt" and self.num_heads % self.kv_heads:
+            near = nearest_divisors(self.num_heads, self.kv_heads)
+            raise ValueError(
+                f"num_kv_heads: {self.kv_heads} does not divide num_heads {self.num_heads} (nearest: {near})"
+            )
         if self.name == "gpt" and self.options:
             raise ValueError(f"options: {sorted(self.options)} are for timed or a model of one's own (module:function)")
         if self.name == "timed":
@@ -78,6 +85,11 @@ class ModelConfig(_Data):
                 raise ValueError(str(unknown("options", key, TIMES_MS)))
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME_MS:
                 raise ValueError(f"options.{key}: {value!r} is not allowed (a number from 0 to {MAX_TIME_MS})")
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.num_kv_heads or self.num_heads
 
 
 class OptimizerConfig(_Data):
@@ -250,11 +262,14 @@ class ResolvedTrack(_Data):
             raise ValueError(
                 "micro_batch: 'largest' changes the global batch, which scaling 'strong' keeps (allowed with it: given)"
             )
+        from raybench.parallel.fit import check_fit
+
         samples = self.workload.data.num_samples
         for case in self.cases:
             work = self.workload_of(case)
             try:
                 check_sizes(case, work)
+                check_fit(work, case)
             except RequestError as error:
                 raise ValueError(f"cases.{case.name}: {error}") from None
             batch = work.samples_per_rank * case.layout.data

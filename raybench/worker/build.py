@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from raybench.models.build import make_loss_sum, materialize, outline
 from raybench.parallel.execution import Accumulation, Execution
-from raybench.parallel.parts import Parts
+from raybench.parallel.parts import Cut, Parts
 from raybench.parallel.pipeline.plan import make_plan
 from raybench.parallel.pipeline.stage import cut
 from raybench.parallel.registry import AxisName, entry
@@ -59,10 +59,18 @@ def make_context(
 ) -> Context:
     seed = workload.seed + OTHER_RANKS_SEED * mesh.data.index
     model = outline(workload, seed)
+    tensor = Cut()
+    if case is not None and case.strategy.tensor is not None:
+        tensor = implementation("tensor", case.strategy.tensor)(model, mesh)
     plan = None if case is None or case.layout.pipeline == 1 else make_plan(case, workload)
     stages = None if plan is None else cut(model, workload, mesh, plan.schedule.placement, plan.layers)
-    parts = Parts(mesh) if stages is None else Parts(mesh, sharing=stages.sharing, aliases=stages.aliases)
-    model = materialize(model, workload, device, seed, {} if stages is None else stages.aliases).train()
+    parts = Parts(
+        mesh,
+        sharing={**tensor.sharing, **({} if stages is None else stages.sharing)},
+        shards=tensor.shards,
+        aliases={} if stages is None else stages.aliases,
+    )
+    model = materialize(model, workload, device, seed, parts).train()
     loss_sum = make_loss_sum(model, workload.precision)
 
     def make_execution() -> Execution:
@@ -78,6 +86,7 @@ def make_context(
         parts=parts,
         make_execution=make_execution,
         loss_sum=recorded(loss_sum, mesh.recorder.spans),
+        recorded=tensor.recorded,
         make_optimizer=make_optimizer,
         make_scheduler=lambda optimizer: LambdaLR(
             optimizer, lambda step: learning_rate_factor(workload.optimizer, step)
@@ -86,6 +95,14 @@ def make_context(
         mesh=mesh,
         options={} if case is None else case.options,
     )
+
+
+def seed_randomness(workload: Workload, mesh: Mesh) -> None:
+    """Let dropout draw alike on the ranks of a tensor group, where activations are the same, and differently elsewhere.
+
+    Where a tensor group holds different activations its layers draw apart themselves.
+    """
+    torch.manual_seed(workload.seed + mesh.all.index // mesh.tensor.size)
 
 
 def build_strategy(

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from raybench.results.schema import Status
 from raybench.suite.job import Job, RoundKey
+from raybench.suite.ranks import placement
 from raybench.suite.track import Case, ResolvedTrack
 from raybench.worker import cores
 from raybench.worker.clock import measure_offset
@@ -23,7 +24,7 @@ from raybench.worker.identity import Identity
 from raybench.worker.main import local_device
 from raybench.worker.measure import ControlTime, Measurement, measure, release, time_control
 from raybench.worker.memory import reset_peaks
-from raybench.worker.mesh import Groups, Mesh, placement
+from raybench.worker.mesh import Groups, Mesh
 from raybench.worker.messages import CaseRefused, RoundBegun, RoundRows
 from raybench.worker.presence import Presence, classify
 from raybench.worker.rendezvous import Rendezvous
@@ -58,7 +59,7 @@ class _Worker:
         dist.all_gather_object(self.nodes, identity.node)
         self.order = placement(self.nodes, identity.world_size)
         for case in job.track.cases:
-            self.groups.create(case.layout, self.order[: case.layout.num_ranks])
+            self.groups.create(case.layout, self._ranks(case))
         self.local_rank = identity.local_rank
         self.offset = measure_offset(self.rank, self.nodes, self.device)
         self.refused: set[str] = set()
@@ -72,6 +73,10 @@ class _Worker:
         """Whether this is the first rank of every case."""
         return self.rank == self.order[0]
 
+    def _ranks(self, case: Case) -> tuple[int, ...]:
+        """The ranks that take part in a case, in mesh order."""
+        return placement(self.nodes, case.layout.num_ranks, tensor=case.layout.tensor)
+
     def run(self) -> None:
         first_round = min(key.round for key in self.job.rounds)
         for key in self.job.rounds:
@@ -84,7 +89,7 @@ class _Worker:
                 self.rendezvous.announce(f"begin {name}", "no" if late else "yes")
             if self.rendezvous.listen(f"begin {name}") == "no":
                 continue
-            if self.rank in self.order[: case.layout.num_ranks]:
+            if self.rank in self._ranks(case):
                 outcome = self._round(case, key)
                 if self.leader:
                     self.rendezvous.announce(f"end {name}", outcome)
@@ -101,7 +106,7 @@ class _Worker:
         began = time.monotonic()
         deadline_ns = time.monotonic_ns() + self.job.track.measure.timeout_s * 10**9
         self.presence.marker.begin_round(case.name, key.round, deadline_ns)
-        ranks = self.order[: case.layout.num_ranks]
+        ranks = self._ranks(case)
         self.presence.send(RoundBegun(self.rank, case.name, key.round, len(ranks)))
         pinned = self._pin(ranks)
         mesh = Mesh(case.layout, ranks, self.rank, self.groups, self.recorder)

@@ -14,7 +14,7 @@ import torch
 from raybench.data.batches import Batch, Batches
 from raybench.parallel.strategy import Strategy
 from raybench.suite.track import Case, ResolvedTrack
-from raybench.worker.build import build_control, build_strategy
+from raybench.worker.build import build_control, build_strategy, seed_randomness
 from raybench.worker.channel import RECEIVE, SEND, waits_for_peer
 from raybench.worker.clock import ClockOffset, StepClock, synchronize, to_host
 from raybench.worker.communication import Axis, Operation, Recorder
@@ -93,7 +93,7 @@ def measure(
     _set_tf32(workload.tf32)
     reset_peaks(device)
     began = time.perf_counter_ns()
-    torch.manual_seed(workload.seed + mesh.all.index)
+    seed_randomness(workload, mesh)
     strategy = build_strategy(workload, case, mesh, device)
     source = Batches(workload, case.layout.data)
     num_timed = plan.num_warmup_steps + plan.num_steps

@@ -37,7 +37,7 @@ class ActivationMeter:
         self._hooks.__exit__(kind, error, trace)
 
     def _pack(self, tensor: Tensor) -> _Saved | Tensor:
-        storage = tensor.untyped_storage()
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # what a DTensor wraps
         if storage.data_ptr() in self._excluded:
             return tensor
         return _Saved(self, tensor, storage.data_ptr(), storage.nbytes())

@@ -30,6 +30,8 @@ class Groups:
         places = range(layout.num_ranks)
         keys = [axis_ranks(layout, ranks, place)[axis] for axis in AXIS_NAMES for place in places]
         keys += [pair for place in places for pair in channel_ranks(layout, ranks, place)]
+        parts = [size for size in range(2, layout.tensor) if layout.tensor % size == 0]
+        keys += [tuple(ranks[at : at + size]) for size in parts for at in range(0, layout.num_ranks, size)]
         for key in keys:
             if len(key) > 1 and key not in self._groups:
                 self._groups[key] = dist.new_group(list(key), timeout=self._timeout, sort_ranks=False)
@@ -70,22 +72,6 @@ def channel_ranks(layout: Layout, ranks: Sequence[int], place: int) -> list[tupl
     return [(pipeline[own], pipeline[(own + step) % len(pipeline)]) for step in (1, -1)]
 
 
-def placement(nodes: Sequence[str], num_ranks: int) -> tuple[int, ...]:
-    """The ranks a layout of `num_ranks` uses: on the fewest nodes, contiguous within each.
-
-    Args:
-        nodes: the node of every rank of the job.
-
-    Returns:
-        Global ranks in mesh order.
-    """
-    by_node: dict[str, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        by_node.setdefault(node, []).append(rank)
-    fullest_first = sorted(by_node.values(), key=lambda ranks: (-len(ranks), ranks[0]))
-    return tuple([rank for ranks in fullest_first for rank in ranks][:num_ranks])
-
-
 class Mesh:
     """A layout laid over ranks, seen from one of them."""
 
@@ -102,3 +88,11 @@ class Mesh:
         """From one place along this rank's pipeline to a neighbouring one; this rank is at one of them."""
         ranks = (self.pipeline.ranks[source], self.pipeline.ranks[destination])
         return Channel(self.pipeline.name, ranks, self._rank, self._groups.get(ranks), self.recorder)
+
+    def tensor_part(self, size: int) -> Axis:
+        """The `size` consecutive ranks of the tensor axis that this one is among, where `size` divides the axis."""
+        if size == self.tensor.size:
+            return self.tensor
+        first = self.tensor.index // size * size
+        ranks = self.tensor.ranks[first : first + size]
+        return Axis("tensor part", ranks, self._rank, self._groups.get(ranks), self.recorder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 from raybench.suite.catalog import find_tracks
 from raybench.suite.estimate import estimate_track, rank_bytes
 from raybench.suite.plan import plan_track
+from raybench.suite.planned import plan_text
 from raybench.suite.request import Request
 from raybench.suite.session import prepare
+from raybench.suite.track import Case
 from raybench.suite.track_file import Track
 
 from .fakes import cluster, make_track, node
@@ -163,3 +167,36 @@ def test_estimates():
     assert estimate_track(plan).seconds > 20
     smoke = plan_track(Track(find_tracks()["a-ddp-one-node"]).resolve("smoke"), cluster(node(cpus=2)))
     assert 20 < estimate_track(smoke).seconds < 600
+
+
+def tensor_track(scale: str, **layout: int):
+    """One case of tensor groups, alone or over data."""
+    data = "bucketed" if layout.get("data", 1) > 1 else None
+    case = Case(name="megatron", layout=layout, strategy={"data": data, "tensor": "megatron"})
+    return make_track({"base": {"data": 2}}, scale=scale).model_copy(update={"cases": (case,)})
+
+
+def test_tensor_groups_are_whole_on_their_nodes_where_that_can_be():
+    nodes = cluster(node("10.0.0.1", gpus=4), node("10.0.0.2", gpus=4))
+    plan = plan_track(tensor_track("full", data=3, tensor=2, nodes=2), nodes)
+    assert shares(plan) == [("10.0.0.1", 4), ("10.0.0.2", 2)]
+    assert plan.num_crossing(plan.runnable[0]) == 0
+
+
+def test_a_tensor_group_larger_than_a_node_is_said_aloud():
+    request = Request(targets=(), scale="full", results="r", launcher="torchrun")
+    nodes = cluster(node("10.0.0.1", gpus=1), node("10.0.0.2", gpus=1))
+    plan = plan_track(tensor_track("full", tensor=2, nodes=2), nodes)
+    assert plan.num_crossing(plan.runnable[0]) == 1
+    prepared = replace(prepare(request, nodes), plans=(plan,))
+    assert "1 of 1 tensor groups across nodes" in plan_text(prepared, {"t": estimate_track(plan)})
+
+
+@pytest.mark.parametrize(
+    ("layout", "nearest"),
+    [({"tensor": 8}, "1x1x4"), ({"data": 2, "tensor": 4}, "1x1x4, 2x1x2"), ({"tensor": 5}, "1x1x1")],
+)
+def test_a_layout_larger_than_the_cluster_is_refused_with_the_nearest(layout, nearest):
+    plan = plan_track(tensor_track("full", **layout), cluster(node(gpus=4)))
+    ranks = layout.get("data", 1) * layout["tensor"]
+    assert reasons(plan) == {"megatron": f"needs {ranks} GPUs, the cluster has 4 (nearest layouts that fit: {nearest})"}

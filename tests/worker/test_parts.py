@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.parallel.norm import global_norm
+from raybench.suite.ranks import num_crossing, placement
 from raybench.suite.track import Layout, OptimizerConfig
 from raybench.worker import clock
 from raybench.worker.build import learning_rate_factor
 from raybench.worker.clock import StepClock
 from raybench.worker.cores import share_of
 from raybench.worker.memory import ActivationMeter, peak_rss_bytes, reset_peaks
-from raybench.worker.mesh import axis_ranks, placement
+from raybench.worker.mesh import axis_ranks
 from raybench.worker.rendezvous import Rendezvous
 from tests.pool import Rank
 
@@ -36,6 +37,28 @@ def test_placement_uses_the_fewest_nodes(nodes, wanted):
         places = [i for i, r in enumerate(ranks) if nodes[r] == node]
         assert places == list(range(places[0], places[-1] + 1)) if places else True
     assert placement(nodes, len(nodes))[:wanted] == ranks
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12), st.integers(1, 4), st.integers(1, 6))
+def test_tensor_groups_stay_inside_nodes_where_they_can(nodes, tensor, num_groups):
+    num_ranks = tensor * min(num_groups, len(nodes) // tensor)
+    if not num_ranks:
+        return
+    ranks = placement(nodes, num_ranks, tensor=tensor)
+    assert len(set(ranks)) == num_ranks
+    assert {nodes[r] for r in ranks} <= {nodes[r] for r in placement(nodes, num_ranks)}  # no more nodes for it
+    assert nodes[ranks[0]] == nodes[placement(nodes, 1)[0]] or tensor > nodes.count(nodes[placement(nodes, 1)[0]])
+    used = {nodes[r] for r in placement(nodes, num_ranks)}
+    whole = sum(nodes.count(node) // tensor for node in used)
+    assert num_crossing(nodes, Layout(data=num_ranks // tensor, tensor=tensor)) == max(0, num_ranks // tensor - whole)
+
+
+def test_a_tensor_group_is_not_split_where_a_node_has_an_odd_rank():
+    nodes = ["a", "a", "a", "b", "b", "b"]
+    assert placement(nodes, 4, tensor=2) == (0, 1, 3, 4)
+    assert placement(nodes, 6, tensor=2) == (0, 1, 3, 4, 2, 5)
+    assert num_crossing(nodes, Layout(data=3, tensor=2)) == 1
+    assert num_crossing(nodes, Layout(tensor=6)) == 1
 
 
 def test_tensor_is_innermost_and_every_rank_is_on_one_group_of_each_axis():

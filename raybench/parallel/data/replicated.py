@@ -115,7 +115,7 @@ class Replicated(Strategy):
         )
 
     def instrument(self) -> bool:
-        return self.execution.recorded
+        return self.execution.recorded and self.context.recorded
 
     def _unclipped(self, gradient: Tensor) -> Tensor:
         return gradient if self.scale is None else gradient / self.scale

@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from raybench.data.batches import Batch
 from raybench.parallel.data.replicated import Replicated
 from raybench.parallel.execution import BackwardObserver, Execution, LossSum
+from raybench.parallel.peers.torch_pipeline import TorchPipeline
 from raybench.worker.communication import Axis, Operation
 
 DEFAULT_BUCKET_MIB = 25.0
@@ -20,19 +21,31 @@ DEFAULT_BUCKET_MIB = 25.0
 class TorchDDP(Replicated):
     """torch's reducer sends the gradients during the last micro-batch's backward pass."""
 
+    wrapped: _Wrapped | None = None
+    """None over a pipeline, where torch's own schedules drive the wrappers of the stages."""
+
     def make_execution(self) -> Execution:
-        wrapper = DistributedDataParallel(
-            self.model,
+        if self.context.mesh.pipeline.size > 1:
+            pipeline = self.context.make_execution()
+            assert isinstance(pipeline, TorchPipeline)
+            pipeline.wrap(self._wrap, loss_factor=self.axis.size)
+            return pipeline
+        self.wrapped = _Wrapped(self._wrap(self.model), self.context.loss_sum, self.axis)
+        return self.wrapped
+
+    def _wrap(self, module: nn.Module) -> DistributedDataParallel:
+        return DistributedDataParallel(
+            module,
             process_group=self.axis.group,
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
             bucket_cap_mb=float(self.context.options.get("bucket_mib", DEFAULT_BUCKET_MIB)),
         )
-        self.wrapped = _Wrapped(wrapper, self.context.loss_sum, self.axis)
-        return self.wrapped
 
     def step(self, batch: Batch) -> Tensor:
-        if not self.may_send:  # a parameter that nobody uses would leave torch's reducer waiting
+        if (
+            self.wrapped is not None and not self.may_send
+        ):  # a parameter that nobody uses would leave torch's reducer waiting
             self.wrapped.run(batch, self, synchronize=False)
             self.refuse_unused_parameters()
             self.may_send = True
@@ -43,10 +56,10 @@ class TorchDDP(Replicated):
 
     def instrument(self) -> bool:
         """On a GPU the reducer's waiting cannot be told from here."""
-        if next(self.model.parameters()).device.type == "cuda":
+        if self.wrapped is None or next(self.model.parameters()).device.type == "cuda":
             return False
         self.wrapped.instrument()
-        return True
+        return super().instrument()
 
 
 class _Wrapped:

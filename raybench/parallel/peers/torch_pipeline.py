@@ -45,11 +45,12 @@ class TorchPipeline:
         self.name = plan.strategy
         self.modules = [_Module(stage, self.device, precision) for stage in stages]
         self._num_tokens = 1
+        self._loss_factor = 1
 
         def loss(output: Tensor, labels: Tensor) -> Tensor:
-            return loss_sum(lambda: output, {}, labels) / self._num_tokens
+            return loss_sum(lambda: output, {}, labels) / self._num_tokens * self._loss_factor
 
-        wrapped = [
+        self.wrapped = [
             pipelining.PipelineStage(
                 module, module.stage.index, plan.schedule.num_stages, self.device, group=mesh.pipeline.group
             )
@@ -57,7 +58,9 @@ class TorchPipeline:
         ]
         make = SCHEDULES[plan.strategy]
         is_multi = isinstance(make, type) and issubclass(make, PipelineScheduleMulti)
-        self.schedule = make(wrapped if is_multi else wrapped[0], self.num_micro_batches, loss, scale_grads=False)
+        self.schedule = make(
+            self.wrapped if is_multi else self.wrapped[0], self.num_micro_batches, loss, scale_grads=False
+        )
         self._is_first_step = True
 
     def run(self, batch: Batch, observer: BackwardObserver) -> Tensor:
@@ -78,7 +81,14 @@ class TorchPipeline:
             losses=losses if has_last else None,
             return_outputs=False,
         )
-        return sum((loss.detach() for loss in losses), torch.zeros((), device=self.device))
+        share = sum((loss.detach() for loss in losses), torch.zeros((), device=self.device))
+        return share / self._loss_factor
+
+    def wrap(self, wrapper: Callable[[nn.Module], nn.Module], *, loss_factor: int) -> None:
+        """Let torch drive every stage through `wrapper`, and multiply the loss that gradients come from."""
+        for stage in self.wrapped:
+            stage.submod = wrapper(stage.submod)
+        self._loss_factor = loss_factor
 
 
 class _Module(nn.Module):
