@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from raybench.worker import exchange
+
 WIRE_FACTOR: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "broadcast": lambda n: (n - 1) / n,
@@ -114,7 +116,7 @@ class Pending:
 
     def __init__(
         self,
-        work: dist.Work | None,
+        work: dist.Work | exchange.Exchange | None,
         recorder: Recorder,
         label: str,
         operation: Operation | None,
@@ -126,12 +128,13 @@ class Pending:
         self.operation = operation
         self._finish = finish
         self._begun = recorder.event() if operation is not None else None
-        if operation is not None and work is not None and self._begun is None:
+        if operation is not None and isinstance(work, dist.Work) and self._begun is None:
             work.get_future().add_done_callback(self._note_end)
 
     def future(self, value: Tensor) -> torch.futures.Future[Tensor]:
         """A future of `value`, for libraries that wait themselves."""
-        if self._work is None:
+        if not isinstance(self._work, dist.Work):
+            self.wait()
             done: torch.futures.Future[Tensor] = torch.futures.Future()
             done.set_result(value)
             return done
@@ -201,20 +204,30 @@ class Axis:
         """Sum `tensor` over the axis and leave this rank's part of the sum in `output`.
 
         Args:
-            output: contiguous; the part at this rank's place of the first dimension cut into equal parts.
+            output: contiguous; the part at this rank's place of the first dimension cut into equal parts. It may be
+                that part of `tensor` itself.
             tensor: contiguous, `size` times as long; its content is lost.
         """
         operation = self.recorder.begin("reduce_scatter", label, self, tensor)
         if self.size == 1:
             return Pending(None, self.recorder, label, None, lambda: _copy(output, tensor))
+        if self._exchanges(tensor):
+            begun = exchange.reduce_scatter(output, tensor, self._members, self.index, self.size)
+            return Pending(begun, self.recorder, label, operation)
         work = dist.reduce_scatter_tensor(output, tensor, group=self.group, async_op=True)
         return Pending(work, self.recorder, label, operation)
 
     def all_gather(self, output: Tensor, tensor: Tensor, *, label: str) -> Pending:
-        """Put every rank's `tensor` into `output`, one after the other along the first dimension; both contiguous."""
+        """Put every rank's `tensor` into `output`, one after the other along the first dimension; both contiguous.
+
+        `tensor` may be this rank's part of `output` itself.
+        """
         operation = self.recorder.begin("all_gather", label, self, output)
         if self.size == 1:
             return Pending(None, self.recorder, label, None, lambda: _copy(output, tensor))
+        if self._exchanges(tensor):
+            begun = exchange.all_gather(output, tensor, self._members, self.index, self.size)
+            return Pending(begun, self.recorder, label, operation)
         work = dist.all_gather_into_tensor(output, tensor, group=self.group, async_op=True)
         return Pending(work, self.recorder, label, operation)
 
@@ -232,6 +245,15 @@ class Axis:
         if self.size > 1:
             self.recorder.marks.mark(f"barrier {label} over {self.name}")
             dist.barrier(group=self.group)
+
+    def _exchanges(self, tensor: Tensor) -> bool:
+        """Whether parts are sent and received one by one: gloo's own collectives move more, or take longer."""
+        return tensor.device.type == "cpu"
+
+    @property
+    def _members(self) -> dist.ProcessGroup:
+        assert self.group is not None  # more than one rank
+        return self.group
 
     def _start(
         self,
