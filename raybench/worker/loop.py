@@ -21,7 +21,7 @@ from raybench.worker.identity import Identity
 from raybench.worker.main import local_device
 from raybench.worker.measure import ControlTime, Measurement, measure, time_control
 from raybench.worker.memory import reset_peaks
-from raybench.worker.mesh import Groups, Mesh, placement
+from raybench.worker.mesh import Groups, Mesh, placement, shards_of_a_copy
 from raybench.worker.messages import CaseRefused, RoundBegun, RoundRows
 from raybench.worker.presence import Presence
 from raybench.worker.rendezvous import Rendezvous
@@ -54,7 +54,7 @@ class _Worker:
         dist.all_gather_object(self.nodes, identity.node)
         self.order = placement(self.nodes, identity.world_size)
         for case in job.track.cases:
-            self.groups.create(case.layout, self.order[: case.layout.num_ranks])
+            self.groups.create(case.layout, self.order[: case.layout.num_ranks], self._num_shards(case))
         self.local_rank = identity.local_rank
         self.offset = measure_offset(self.rank, self.nodes, self.device)
         self.refused: set[str] = set()
@@ -88,6 +88,9 @@ class _Worker:
                 self.refused.add(key.case)
         cores.pin(self.cores)
 
+    def _num_shards(self, case: Case) -> int | None:
+        return shards_of_a_copy(case, [self.nodes[rank] for rank in self.order[: case.layout.num_ranks]])
+
     def _would_end_too_late(self, case: str) -> bool:
         deadline = self.job.deadline_unix_s
         return deadline is not None and time.time() + self.durations.get(case, 0.0) > deadline
@@ -100,7 +103,7 @@ class _Worker:
         ranks = self.order[: case.layout.num_ranks]
         self.presence.send(RoundBegun(self.rank, case.name, key.round, len(ranks)))
         pinned = self._pin(ranks)
-        mesh = Mesh(case.layout, ranks, self.rank, self.groups, self.recorder)
+        mesh = Mesh(case.layout, ranks, self.rank, self.groups, self.recorder, self._num_shards(case))
         columns: dict[str, Any] = {}
         if not self.job.verify_only:
             columns.update(self._control_columns(mesh, key.round))

@@ -116,7 +116,7 @@ def measure(
             strategy.step(batch)
     operations = list(recorder.operations) if all_recorded else []
     activation_bytes = _activation_bytes(strategy, batches[-1]) if num_extra else None
-    waits = _waits(operations, [mesh.data, mesh.pipeline, mesh.tensor, mesh.model, mesh.ends, mesh.all], offset)
+    waits = _waits(operations, list(dict.fromkeys(mesh.axes.values())), offset)
     finished = time.perf_counter_ns()
 
     strategy.close()
@@ -186,6 +186,7 @@ def _time_window(strategy: Strategy, batches: Sequence[Batch], device: torch.dev
             losses.append(strategy.step(batch))
             gradient_norms.append(strategy.gradient_norm)
             clock.step_ended()
+        strategy.settle()
         own_ns = clock.stop()
     finally:
         gc.enable()
