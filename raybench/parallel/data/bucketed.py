@@ -27,8 +27,11 @@ NOT_SHARED: Mapping[nn.Parameter, Sharing] = {}
 class Bucket:
     """Consecutive parameters of one dtype, device and sharing, flat, padded with zeros to a `multiple` of elements."""
 
-    def __init__(self, label: str, parameters: Sequence[nn.Parameter], sharing: Sharing, *, multiple: int = 1) -> None:
+    def __init__(
+        self, label: str, parameters: Sequence[nn.Parameter], sharing: Sharing, axis: Axis, *, multiple: int = 1
+    ) -> None:
         self.label = label
+        self.axis = axis
         self.sharing = sharing
         self.parameters = tuple(parameters)
         self.shapes = [p.shape for p in parameters]
@@ -68,9 +71,9 @@ class Bucket:
         for parameter in self.parameters:
             self.take(parameter)
 
-    def reduce(self, axis: Axis) -> None:
-        """Begin to sum the filled gradient over `axis`."""
-        self.pending = axis.all_reduce(self.gradient, label=self.label)
+    def reduce(self) -> None:
+        """Begin to sum the filled gradient over the axis."""
+        self.pending = self.axis.all_reduce(self.gradient, label=self.label)
 
     def wait(self) -> None:
         """Return once the gradient is the sum over all ranks."""
@@ -102,7 +105,7 @@ class Bucketed(Replicated):
         return assign(list(self.parameters.values()), limit_bytes, sharing)
 
     def make_bucket(self, label: str, parameters: Sequence[nn.Parameter], sharing: Sharing) -> Bucket:
-        return Bucket(label, parameters, sharing)
+        return Bucket(label, parameters, sharing, self.axis)
 
     def make_optimizers(self) -> list[Optimizer]:
         return [self.context.make_optimizer([bucket.flat]) for bucket in self.buckets]
@@ -131,7 +134,7 @@ class Bucketed(Replicated):
 
     def _send(self, bucket: Bucket) -> None:
         bucket.fill()
-        bucket.reduce(self.axis)
+        bucket.reduce()
 
     def reduce_gradients(self) -> None:
         """What no hook has sent: buckets with parameters that this rank did not use, and all of the first step."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
+import torch
 from torch import nn
+
+Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,11 @@ def split(model: nn.Module, trained: Iterable[nn.Parameter]) -> tuple[list[Unit]
     units = [Unit(name, module, tuple(p for p in held[name] if users[p] == 1)) for name, module in modules]
     own = {p for unit in units for p in unit.parameters}
     return [unit for unit in units if unit.parameters], [p for p in model.parameters() if p in of_interest - own]
+
+
+def uncompiled(module: nn.Module, hook: Hook) -> Hook:
+    """`hook`, kept out of the code of a module that torch.compile compiles."""
+    return torch.compiler.disable(hook) if module._compiled_call_impl is not None else hook
 
 
 def _unit_modules(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

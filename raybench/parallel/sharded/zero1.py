@@ -19,7 +19,7 @@ from raybench.parallel.data.bucketed import Bucket, Bucketed
 from raybench.parallel.data.replicated import sum_shared
 from raybench.parallel.norm import global_norm
 from raybench.parallel.parts import Sharing
-from raybench.parallel.sharded.units import split
+from raybench.parallel.sharded.units import Unit, split, uncompiled
 from raybench.parallel.strategy import Held, StateBytes, distinct_bytes, optimizer_tensors
 from raybench.worker.communication import Axis, Pending
 
@@ -28,8 +28,7 @@ class ShardedBucket(Bucket):
     """A bucket cut into one equal part a rank of `axis`."""
 
     def __init__(self, label: str, parameters: Sequence[nn.Parameter], sharing: Sharing, axis: Axis) -> None:
-        self.axis = axis
-        super().__init__(label, parameters, sharing, multiple=axis.size)
+        super().__init__(label, parameters, sharing, axis, multiple=axis.size)
         self.part = self.own_part(self.flat.detach())
         """This rank's part of the parameters, as it is gathered."""
         self.gathering: Pending | None = None
@@ -49,8 +48,8 @@ class ShardedBucket(Bucket):
         assert self.shard.grad is not None  # after `wait`
         return self.shard.grad
 
-    def reduce(self, axis: Axis) -> None:
-        self.pending = axis.reduce_scatter(self.own_part(self.gradient), self.gradient, label=self.label)
+    def reduce(self) -> None:
+        self.pending = self.axis.reduce_scatter(self.own_part(self.gradient), self.gradient, label=self.label)
 
     def wait(self) -> None:
         super().wait()
@@ -123,13 +122,11 @@ class Zero1(Bucketed):
         units, rest = split(self.model, bucket_of)
         self._awaited_first = list({bucket_of[parameter]: None for parameter in rest})
 
-        def make_hook(needed: Sequence[ShardedBucket]) -> Callable[..., None]:
-            return torch.compiler.disable(lambda *_: _wait_for_parameters(needed))
+        def make_hook(unit: Unit) -> Callable[..., None]:
+            needed = list({bucket_of[parameter]: None for parameter in unit.parameters})
+            return uncompiled(unit.module, lambda *_: _wait_for_parameters(needed))
 
-        return [
-            unit.module.register_forward_pre_hook(make_hook(list({bucket_of[p]: None for p in unit.parameters})))
-            for unit in units
-        ]
+        return [unit.module.register_forward_pre_hook(make_hook(unit)) for unit in units]
 
     def before_step(self) -> None:
         _wait_for_parameters(self._awaited_first)

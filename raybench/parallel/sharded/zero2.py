@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from raybench.parallel.data.bucketed import Bucket
 from raybench.parallel.parts import Sharing
 from raybench.parallel.sharded.zero1 import ShardedBucket, Zero1
-from raybench.worker.communication import Axis
 
 MAX_IN_FLIGHT = 1
 """Reductions under way while the next bucket fills: each holds a whole bucket's gradient."""
@@ -63,11 +62,11 @@ class TransientBucket(ShardedBucket):
             if parameter not in self._taken:
                 self.views[parameter].zero_()
 
-    def reduce(self, axis: Axis) -> None:
+    def reduce(self) -> None:
         self.wait()  # for the micro-batch before
         direct = not self._summed and not self.has_master
         self._arriving = self.sum if direct else torch.empty_like(self.part)
-        self.pending = axis.reduce_scatter(self._arriving, self.gradient, label=self.label)
+        self.pending = self.axis.reduce_scatter(self._arriving, self.gradient, label=self.label)
         self._taken.clear()
         self.views = {}
         del self.gradient

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from raybench.models.gpt import GPT
 from raybench.parallel.data.bucketed import assign
 from raybench.parallel.parts import Sharing
-from raybench.parallel.sharded.units import Unit, split
+from raybench.parallel.sharded.units import Unit, split, uncompiled
 from raybench.parallel.sharded.zero1 import ShardedBucket
 from raybench.parallel.sharded.zero2 import MAX_IN_FLIGHT, TransientBucket, Zero2
 
@@ -142,17 +142,16 @@ class Zero3(Zero2):
         self._forward, self._backward = Walk(gathered), Walk(gathered[::-1])
         self._last = gathered[-1] if gathered else None
         self._is_backward = False
-        hooks = [self.model.register_forward_pre_hook(torch.compiler.disable(self._begin_forward))]
+        hooks = [self.model.register_forward_pre_hook(self._begin_forward)]
         for unit, own in zip(self._model_units, gathered, strict=True):
             hooks += self._hook_unit(unit, own)
         return hooks
 
     def _hook_unit(self, unit: Unit, own: GatheredUnit) -> list[torch.utils.hooks.RemovableHandle]:
-        @torch.compiler.disable
         def before_forward(*_: Any) -> None:
-            self._backward.reach(own) if self._is_backward else self._forward.reach(own)
+            walk = self._backward if self._is_backward else self._forward
+            walk.reach(own)
 
-        @torch.compiler.disable
         def after_forward(_: nn.Module, __: Any, output: Any) -> None:
             if self._is_backward:  # recomputed: needed until its gradients are complete
                 return
@@ -168,8 +167,8 @@ class Zero3(Zero2):
                 own.release()
 
         return [
-            unit.module.register_forward_pre_hook(before_forward),
-            unit.module.register_forward_hook(after_forward),
+            unit.module.register_forward_pre_hook(uncompiled(unit.module, before_forward)),
+            unit.module.register_forward_hook(uncompiled(unit.module, after_forward)),
             *(parameter.register_post_accumulate_grad_hook(after_gradient) for parameter in unit.parameters),
         ]
 

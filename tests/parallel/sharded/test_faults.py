@@ -39,10 +39,10 @@ class EarlierMicroBatchLost(Zero2):
 
     def make_bucket(self, label, parameters, sharing):
         class Forgetful(TransientBucket):
-            def reduce(self, axis):
+            def reduce(self):
                 self.wait()
                 self._summed = False
-                super().reduce(axis)
+                super().reduce()
 
         return Forgetful(label, parameters, sharing, self.shards)
 
