@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def _read_index(checkpoint: Path) -> tuple[Metadata, dict[str, Any]]:
     try:
         metadata = FileSystemReader(checkpoint).read_metadata()
         return metadata, json.loads((checkpoint / COUNTERS).read_text())
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, UnpicklingError) as error:
         raise RequestError(f"checkpoint: {str(checkpoint)!r} cannot be read ({error})") from None
 
 

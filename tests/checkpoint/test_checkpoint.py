@@ -107,7 +107,7 @@ from pathlib import Path
 from torch.distributed.checkpoint import FileSystemWriter
 from tests.checkpoint.test_checkpoint import alone, work_of
 
-def finish(*_):
+def finish(*_, **__):
     os._exit(9)
 
 FileSystemWriter.finish = finish
