@@ -121,8 +121,19 @@ def check_case(layout: Layout, strategy: StrategyNames, options: Mapping[str, An
         number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         if not number or not isinstance(value, int | known[key]):
             raise ValueError(f"options.{key}: {value!r} is not allowed (a {known[key].__name__} above 0)")
-    shards = options.get("num_shards")
-    if shards is not None and (shards == 1 or layout.data % shards):
+    if strategy.data == "hybrid-sharded":
+        _check_shards(layout, options.get("num_shards"))
+
+
+def _check_shards(layout: Layout, num_shards: int | None) -> None:
+    """Refuse a hybrid that shards nothing."""
+    if num_shards is None:
+        if layout.nodes > 1 and layout.data < 2 * layout.nodes:
+            raise ValueError(
+                f"layout.nodes: {layout.nodes} leaves one of layout.data's {layout.data} ranks on a node, where "
+                "hybrid-sharded shards nothing (allowed: fewer nodes, more data ranks, or options.num_shards)"
+            )
+    elif num_shards == 1 or layout.data % num_shards:
         allowed = ", ".join(str(n) for n in range(2, layout.data + 1) if layout.data % n == 0)
-        what = "shards nothing" if shards == 1 else f"does not divide layout.data {layout.data}"
-        raise ValueError(f"options.num_shards: {shards} {what} (allowed: {allowed})")
+        what = "shards nothing" if num_shards == 1 else f"does not divide layout.data {layout.data}"
+        raise ValueError(f"options.num_shards: {num_shards} {what} (allowed: {allowed})")

@@ -56,6 +56,11 @@ def test_numbers_of_shards_that_cannot_be_are_refused(shards, words):
         data_case("hybrid-sharded", 4, num_shards=shards)
 
 
+def test_a_layout_that_would_shard_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"layout.nodes: 2 leaves one .* hybrid-sharded shards nothing .allowed: "):
+        Case(name="hybrid", layout=Layout(data=2, nodes=2), strategy={"data": "hybrid-sharded"})
+
+
 def held(rank: Rank) -> tuple[int, int, list[str]]:
     work = workload()
     case = data_case("hybrid-sharded", 4, num_shards=2)
