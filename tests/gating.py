@@ -35,7 +35,7 @@ def gate(
     batches: type[Batches] = Batches,
 ) -> GateResult | None:
     """The gate's verdict on `case`, or on the strategy that `make` builds in its place; None on ranks beside it."""
-    mesh = rank.mesh(case.layout)
+    mesh = rank.mesh(case.layout, case.options.get("num_shards"))
     if mesh is None:
         return None
     precise, work = work, work.model_copy(update={"precision": "fp32"})

@@ -29,12 +29,12 @@ class Rank:
         self.recorder = Recorder(Marker.null(), self.device)
         self.groups = Groups(timeout_s=60)
 
-    def mesh(self, layout: Layout) -> Mesh | None:
+    def mesh(self, layout: Layout, num_shards: int | None = None) -> Mesh | None:
         """This rank's view of a layout over the first ranks; None if it is not among them. All ranks have to call."""
-        self.groups.create(layout, range(layout.num_ranks))
+        self.groups.create(layout, range(layout.num_ranks), num_shards)
         if self.rank >= layout.num_ranks:
             return None
-        return Mesh(layout, range(layout.num_ranks), self.rank, self.groups, self.recorder)
+        return Mesh(layout, range(layout.num_ranks), self.rank, self.groups, self.recorder, num_shards)
 
 
 class Pool:

@@ -47,12 +47,27 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
         "hooked": Entry("raybench.parallel.data.hooked:Hooked"),
         "overlapped": Entry("raybench.parallel.data.overlapped:Overlapped"),
         "bucketed": Entry("raybench.parallel.data.bucketed:Bucketed", options={"bucket_mib": float}),
+        "zero1": Entry("raybench.parallel.sharded.zero1:Zero1", options={"bucket_mib": float}),
+        "zero2": Entry("raybench.parallel.sharded.zero2:Zero2", options={"bucket_mib": float}, over=("tensor",)),
+        "zero3": Entry("raybench.parallel.sharded.zero3:Zero3", over=("tensor",)),
+        "hybrid-sharded": Entry(
+            "raybench.parallel.sharded.hybrid:HybridSharded", options={"num_shards": int}, over=("tensor",)
+        ),
         "torch-ddp": Entry(
             "raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}, over=("tensor",)
         ),
+        "torch-zero1": Entry("raybench.parallel.peers.torch_zero1:TorchZero1", "torch", {"bucket_mib": float}, over=()),
+        "torch-fsdp2": Entry("raybench.parallel.peers.torch_fsdp2:FSDP2", "torch", over=()),
+        "torch-fsdp2-keep": Entry("raybench.parallel.peers.torch_fsdp2:FSDP2Keep", "torch", over=()),
         "deepspeed-0": Entry(
             "raybench.parallel.peers.deepspeed_ddp:DeepSpeed0", "deepspeed", requires="deepspeed", over=()
         ),
+        **{
+            f"deepspeed-{stage}": Entry(
+                f"raybench.parallel.peers.deepspeed_zero:DeepSpeed{stage}", "deepspeed", requires="deepspeed", over=()
+            )
+            for stage in (1, 2, 3)
+        },
     },
     "pipeline": {
         "naive": Entry(RUNNER, options=STAGED),
@@ -147,3 +162,19 @@ def check_case(layout: Layout, strategy: StrategyNames, options: Mapping[str, An
         number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         if not number or not isinstance(value, int | known[key]):
             raise ValueError(f"options.{key}: {value!r} is not allowed (a {known[key].__name__} above 0)")
+    if strategy.data == "hybrid-sharded":
+        _check_shards(layout, options.get("num_shards"))
+
+
+def _check_shards(layout: Layout, num_shards: int | None) -> None:
+    """Refuse a hybrid that shards nothing."""
+    if num_shards is None:
+        if layout.nodes > 1 and layout.data < 2 * layout.nodes:
+            raise ValueError(
+                f"layout.nodes: {layout.nodes} leaves one of layout.data's {layout.data} ranks on a node, where "
+                "hybrid-sharded shards nothing (allowed: fewer nodes, more data ranks, or options.num_shards)"
+            )
+    elif num_shards == 1 or layout.data % num_shards:
+        allowed = ", ".join(str(n) for n in range(2, layout.data + 1) if layout.data % n == 0)
+        what = "shards nothing" if num_shards == 1 else f"does not divide layout.data {layout.data}"
+        raise ValueError(f"options.num_shards: {num_shards} {what} (allowed: {allowed})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from raybench.data.batches import Batch
+from raybench.errors import RequestError
 from raybench.parallel.execution import Execution, LossSum
 from raybench.parallel.parts import Parts
 from raybench.worker.mesh import Mesh
@@ -48,6 +49,21 @@ class Context:
     """Whether all communication inside forward and backward goes through the mesh's axes; a library's does not."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """A stretch of the trained parameters, laid one after the other, as one tensor of an optimizer."""
+
+    optimizer: Optimizer
+    trained: nn.Parameter
+    """With the optimizer's state for it."""
+    parameters: Sequence[tuple[str, int]]
+    """Names and numbers of elements of the parameters that the stretch was cut from, in order."""
+    begin: int
+    """Where the stretch begins in them; what goes beyond their end is padding."""
+    is_first_copy: bool
+    """Whether no rank before this one holds the same stretch."""
+
+
 class Strategy(ABC):
     """Owns how parameters, gradients and optimizer state are laid out over its axis, and when they move."""
 
@@ -80,6 +96,20 @@ class Strategy(ABC):
     def instrument(self) -> bool:
         """Called before the instrumented steps: whether all of the communication will be recorded from here on."""
         return True
+
+    def held_states(self) -> Iterator[Held]:
+        """What this rank holds of parameters and optimizer state, for checkpoints.
+
+        Raises:
+            RequestError: a library, or an axis beside data, keeps them in a way of its own.
+        """
+        raise RequestError(f"checkpoint: {type(self).__name__} cannot be saved (allowed: hand-written data strategies)")
+
+    def states_loaded(self, num_steps: int) -> None:
+        """New values are in all that `held_states` gave: go on as after `num_steps` steps."""
+
+    def settle(self) -> None:
+        """Complete what the last step has left under way; the time of it belongs to the window."""
 
     def close(self) -> None:
         """Let go of hooks and wrappers before the model is dropped."""

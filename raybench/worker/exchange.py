@@ -1,7 +1,7 @@
 """Reduce-scatter and all-gather made of sends and receives, for backends whose own ones move more than they have to.
 
-Every rank sends each other rank that one's part, directly: (N-1)/N of the tensor, which is what a ring moves. gloo's own
-reduce-scatter is an all-reduce, twice as much. Parts travel in chunks, so that a chunk is summed while the next is on its way.
+Every rank sends each other rank that one's part, directly: (N-1)/N of the tensor, which is what a ring moves. gloo's
+own reduce-scatter is an all-reduce, twice as much. Parts travel in chunks: one is summed while the next is on its way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Exchange:
 
 @torch.no_grad()
 def reduce_scatter(output: Tensor, tensor: Tensor, group: dist.ProcessGroup, index: int, size: int) -> Exchange:
-    """Sum `tensor` over the group's ranks into each one's `output`, in the order of the ranks; arguments as `Axis`'s.
+    """Sum `tensor` over the group's ranks into each one's `output`: its own part first, then by rank.
 
     16-bit tensors are summed in fp32.
     """

@@ -24,7 +24,7 @@ from raybench.worker.identity import Identity
 from raybench.worker.main import local_device
 from raybench.worker.measure import ControlTime, Measurement, measure, release, time_control
 from raybench.worker.memory import reset_peaks
-from raybench.worker.mesh import Groups, Mesh
+from raybench.worker.mesh import Groups, Mesh, shards_of_a_copy
 from raybench.worker.messages import CaseRefused, RoundBegun, RoundRows
 from raybench.worker.presence import Presence, classify
 from raybench.worker.rendezvous import Rendezvous
@@ -59,7 +59,7 @@ class _Worker:
         dist.all_gather_object(self.nodes, identity.node)
         self.order = placement(self.nodes, identity.world_size)
         for case in job.track.cases:
-            self.groups.create(case.layout, self._ranks(case))
+            self.groups.create(case.layout, self._ranks(case), self._num_shards(case))
         self.local_rank = identity.local_rank
         self.offset = measure_offset(self.rank, self.nodes, self.device)
         self.refused: set[str] = set()
@@ -97,6 +97,9 @@ class _Worker:
                 self.refused.add(key.case)
         cores.pin(self.cores)
 
+    def _num_shards(self, case: Case) -> int | None:
+        return shards_of_a_copy(case, [self.nodes[rank] for rank in self._ranks(case)])
+
     def _would_end_too_late(self, case: str) -> bool:
         deadline = self.job.deadline_unix_s
         return deadline is not None and time.time() + self.durations.get(case, 0.0) > deadline
@@ -109,7 +112,7 @@ class _Worker:
         ranks = self._ranks(case)
         self.presence.send(RoundBegun(self.rank, case.name, key.round, len(ranks)))
         pinned = self._pin(ranks)
-        mesh = Mesh(case.layout, ranks, self.rank, self.groups, self.recorder)
+        mesh = Mesh(case.layout, ranks, self.rank, self.groups, self.recorder, self._num_shards(case))
         columns = dict(self._gate(case, mesh))
         if columns["gate"] == "failed":
             reason = columns.pop("reason")

@@ -122,7 +122,7 @@ def measure(
     operations = list(recorder.operations) if all_recorded else []
     spans = list(recorder.spans.found) if all_recorded else []
     activations = activation_bytes(strategy, batches[-1]) if num_extra else None
-    waits = _waits(operations, [mesh.data, mesh.pipeline, mesh.tensor, mesh.model, mesh.ends, mesh.all], offset)
+    waits = _waits(operations, list(dict.fromkeys(mesh.axes.values())), offset)
     waits.update(waits_for_peer(operations, mesh.pipeline, offset))
     finished = time.perf_counter_ns()
 
@@ -241,6 +241,7 @@ def _time_window(strategy: Strategy, batches: Sequence[Batch], device: torch.dev
             losses.append(strategy.step(batch))
             gradient_norms.append(strategy.gradient_norm)
             clock.step_ended()
+        strategy.settle()
         own_ns = clock.stop()
     finally:
         gc.enable()

@@ -23,7 +23,7 @@ class ActivationMeter:
     def __init__(self, excluded: Iterable[Tensor]) -> None:
         self.live_bytes = 0
         self.peak_bytes = 0
-        self._excluded = {t.untyped_storage().data_ptr() for t in excluded}
+        self._excluded = {t.untyped_storage()._cdata for t in excluded}  # the same whatever memory it has
         self._users: dict[int, int] = {}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
@@ -38,9 +38,9 @@ class ActivationMeter:
 
     def _pack(self, tensor: Tensor) -> _Saved | Tensor:
         storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # what a DTensor wraps
-        if storage.data_ptr() in self._excluded:
+        if storage._cdata in self._excluded:
             return tensor
-        return _Saved(self, tensor, storage.data_ptr(), storage.nbytes())
+        return _Saved(self, tensor, storage._cdata, storage.nbytes())
 
     def add(self, pointer: int, num_bytes: int) -> None:
         users = self._users.get(pointer, 0)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import groupby
 
 import torch.distributed as dist
 
-from raybench.suite.track import Layout
+from raybench.errors import RequestError
+from raybench.suite.track import Case, Layout
 from raybench.worker.channel import Channel
 from raybench.worker.communication import Axis, Recorder
 
-AXIS_NAMES = ("data", "pipeline", "tensor", "model", "ends", "all")
-"""`model`: pipeline × tensor, the ranks that hold one replica; `ends`: the first and the last of a pipeline."""
+AXIS_NAMES = ("data", "pipeline", "tensor", "model", "ends", "all", "shards", "replicas")
+"""`model`: pipeline × tensor, the ranks that hold one replica; `ends`: the first and the last of a pipeline. The data
+axis once more, in two: `shards`, neighbours with the parts of one copy of the states; `replicas`, with the same."""
 
 
 class Groups:
@@ -22,13 +25,13 @@ class Groups:
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._timeout = timedelta(seconds=timeout_s)
 
-    def create(self, layout: Layout, ranks: Sequence[int]) -> None:
+    def create(self, layout: Layout, ranks: Sequence[int], num_shards: int | None = None) -> None:
         """Make what a layout over `ranks` needs. Every rank of the job has to call, with the same layouts in order.
 
         (`new_group` of members alone pairs groups by how many each process has made before, which differs.)
         """
         places = range(layout.num_ranks)
-        keys = [axis_ranks(layout, ranks, place)[axis] for axis in AXIS_NAMES for place in places]
+        keys = [axis_ranks(layout, ranks, place, num_shards)[axis] for axis in AXIS_NAMES for place in places]
         keys += [pair for place in places for pair in channel_ranks(layout, ranks, place)]
         parts = [size for size in range(2, layout.tensor) if layout.tensor % size == 0]
         keys += [tuple(ranks[at : at + size]) for size in parts for at in range(0, layout.num_ranks, size)]
@@ -41,12 +44,19 @@ class Groups:
         return self._groups[ranks] if len(ranks) > 1 else None
 
 
-def axis_ranks(layout: Layout, ranks: Sequence[int], place: int) -> dict[str, tuple[int, ...]]:
-    """The ranks along each axis through `place`, the position in `ranks` of one of them; tensor is innermost."""
+def axis_ranks(
+    layout: Layout, ranks: Sequence[int], place: int, num_shards: int | None = None
+) -> dict[str, tuple[int, ...]]:
+    """The ranks along each axis through `place`, the position in `ranks` of one of them; tensor is innermost.
+
+    Args:
+        num_shards: how many neighbours along the data axis shard one copy of the states; all of them by default.
+    """
     tensor = place % layout.tensor
     pipeline = place // layout.tensor % layout.pipeline
     data = place // (layout.tensor * layout.pipeline)
 
+    shards = num_shards or layout.data
     ends = (0, layout.pipeline - 1) if pipeline in (0, layout.pipeline - 1) and layout.pipeline > 1 else (pipeline,)
 
     def rank_at(d: int, p: int, t: int) -> int:
@@ -59,6 +69,8 @@ def axis_ranks(layout: Layout, ranks: Sequence[int], place: int) -> dict[str, tu
         "model": tuple(rank_at(data, p, t) for p in range(layout.pipeline) for t in range(layout.tensor)),
         "ends": tuple(rank_at(data, p, tensor) for p in ends),
         "all": tuple(ranks[: layout.num_ranks]),
+        "shards": tuple(rank_at(data // shards * shards + d, pipeline, tensor) for d in range(shards)),
+        "replicas": tuple(rank_at(d, pipeline, tensor) for d in range(data % shards, layout.data, shards)),
     }
 
 
@@ -72,17 +84,53 @@ def channel_ranks(layout: Layout, ranks: Sequence[int], place: int) -> list[tupl
     return [(pipeline[own], pipeline[(own + step) % len(pipeline)]) for step in (1, -1)]
 
 
+def shards_of_a_copy(case: Case, nodes: Sequence[str]) -> int | None:
+    """How many ranks of the data axis shard one copy of a hybrid-sharded case's states: those of one node.
+
+    Args:
+        nodes: the node of each of the case's ranks, in mesh order.
+
+    Raises:
+        RequestError: the nodes hold unequal numbers of data ranks, or one each, so that nothing would be sharded.
+    """
+    if case.strategy.data != "hybrid-sharded":
+        return None
+    if "num_shards" in case.options:
+        return int(case.options["num_shards"])
+    along = nodes[: case.layout.num_ranks : case.layout.num_ranks // case.layout.data]
+    sizes = [len(list(group)) for _, group in groupby(along)]
+    if len(set(sizes)) > 1 or sizes[0] == 1:
+        raise RequestError(
+            f"case {case.name}: hybrid-sharded shards nothing where the nodes hold "
+            f"{', '.join(map(str, sizes))} data ranks (allowed: equally many, at least 2, on every node, or "
+            "options.num_shards)"
+        )
+    return sizes[0]
+
+
 class Mesh:
     """A layout laid over ranks, seen from one of them."""
 
-    def __init__(self, layout: Layout, ranks: Sequence[int], rank: int, groups: Groups, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        ranks: Sequence[int],
+        rank: int,
+        groups: Groups,
+        recorder: Recorder,
+        num_shards: int | None = None,
+    ) -> None:
         self.layout = layout
         self.ranks = tuple(ranks)
         self.recorder = recorder
         self._rank, self._groups = rank, groups
-        members = axis_ranks(layout, self.ranks, self.ranks.index(rank))
-        axes = {name: Axis(name, members[name], rank, groups.get(members[name]), recorder) for name in AXIS_NAMES}
-        self.data, self.pipeline, self.tensor, self.model, self.ends, self.all = (axes[name] for name in AXIS_NAMES)
+        members = axis_ranks(layout, self.ranks, self.ranks.index(rank), num_shards)
+        self.axes = {name: Axis(name, members[name], rank, groups.get(members[name]), recorder) for name in AXIS_NAMES}
+        if members["shards"] == members["data"]:
+            self.axes["shards"] = self.axes["data"]
+        self.data, self.pipeline, self.tensor = (self.axes[name] for name in ("data", "pipeline", "tensor"))
+        self.model, self.ends, self.all = (self.axes[name] for name in ("model", "ends", "all"))
+        self.shards, self.replicas = self.axes["shards"], self.axes["replicas"]
 
     def channel(self, source: int, destination: int) -> Channel:
         """From one place along this rank's pipeline to a neighbouring one; this rank is at one of them."""

@@ -7,7 +7,7 @@ still under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,31 +18,45 @@ from raybench.parallel.data.reduction import GradientSum
 from raybench.parallel.data.replicated import Replicated, sum_shared
 from raybench.parallel.norm import global_norm
 from raybench.parallel.parts import ALONE, Sharing
+from raybench.parallel.strategy import Held
+from raybench.worker.communication import Axis, Pending
 
 DEFAULT_BUCKET_MIB = 25.0
 NOT_SHARED: Mapping[nn.Parameter, Sharing] = {}
 
 
 class Bucket:
-    """Consecutive parameters of one dtype, device and sharing, flat."""
+    """Consecutive parameters of one dtype, device and sharing, flat, padded with zeros to a `multiple` of elements."""
 
-    def __init__(self, label: str, parameters: Sequence[nn.Parameter], sharing: Sharing) -> None:
+    def __init__(
+        self, label: str, parameters: Sequence[nn.Parameter], sharing: Sharing, axis: Axis, *, multiple: int = 1
+    ) -> None:
         self.label = label
+        self.axis = axis
         self.sharing = sharing
-        sizes = [p.numel() for p in parameters]
-        self.flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
-        self.gradient = torch.zeros_like(self.flat)
-        self.flat.grad = self.gradient
+        self.parameters = tuple(parameters)
+        self.shapes = [p.shape for p in parameters]
+        self.num_elements = sum(p.numel() for p in parameters)
+        padding = parameters[0].new_zeros(-self.num_elements % multiple)
+        self.flat = nn.Parameter(torch.cat([*(p.detach().flatten() for p in parameters), padding]))
+        for parameter, value in zip(parameters, self.split(self.flat.detach()), strict=True):
+            parameter.data = value
         self.views: dict[Tensor, Tensor] = {}
         """Each parameter's part of the flat gradient."""
-        for parameter, value, part in zip(
-            parameters, self.flat.detach().split(sizes), self.gradient.split(sizes), strict=True
-        ):
-            parameter.data = value.view(parameter.shape)
-            self.views[parameter] = part.view(parameter.shape)
         self.num_missing = 0
         """Parameters whose gradient is not complete yet in this step."""
-        self.pending: GradientSum | None = None
+        self.pending: GradientSum | Pending | None = None
+        self.lay_out_gradient()
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """The parameters' parts of a flat tensor, in their shapes."""
+        parts = flat[: self.num_elements].split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def lay_out_gradient(self) -> None:
+        self.gradient = torch.zeros_like(self.flat)
+        self.flat.grad = self.gradient
+        self.views = dict(zip(self.parameters, self.split(self.gradient), strict=True))
 
     def take(self, parameter: Tensor) -> None:
         """Have a parameter's gradient in its view, where later micro-batches accumulate; zeros if there is none."""
@@ -52,6 +66,15 @@ class Bucket:
         elif parameter.grad is not view:
             view.copy_(parameter.grad)
         parameter.grad = view
+
+    def fill(self) -> None:
+        """Have every gradient in its view."""
+        for parameter in self.parameters:
+            self.take(parameter)
+
+    def reduce(self) -> None:
+        """Begin to sum the filled gradient over the axis."""
+        self.pending = GradientSum(self.axis, self.gradient, label=self.label)
 
     def wait(self) -> None:
         """Return once the gradient is the sum over all ranks."""
@@ -63,26 +86,39 @@ class Bucket:
 class Bucketed(Replicated):
     """All-reduces each bucket, asynchronously, as soon as backward has filled it and all buckets before it."""
 
+    buckets: Sequence[Bucket]
+
     def lay_out(self) -> None:
-        limit_bytes = int(float(self.context.options.get("bucket_mib", DEFAULT_BUCKET_MIB)) * 2**20)
         sharing = {parameter: self.parts.sharing(name) for name, parameter in self.parameters.items()}
-        groups = assign(list(self.parameters.values()), limit_bytes, sharing)
-        self.buckets = [Bucket(f"bucket {index}", g, sharing[g[0]]) for index, g in enumerate(groups)]
+        groups = self.assign_buckets(sharing)
+        self.buckets = [self.make_bucket(f"bucket {index}", g, sharing[g[0]]) for index, g in enumerate(groups)]
         self.order = FixedOrder(self.buckets, self._send)
         self._sending = False
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._make_hook(index, bucket))
             for index, bucket in enumerate(self.buckets)
-            for parameter in bucket.views
+            for parameter in bucket.parameters
         ]
+
+    def assign_buckets(self, sharing: Mapping[nn.Parameter, Sharing]) -> list[list[nn.Parameter]]:
+        """The parameters of each bucket, in the order in which backward fills them."""
+        limit_bytes = int(float(self.context.options.get("bucket_mib", DEFAULT_BUCKET_MIB)) * 2**20)
+        return assign(list(self.parameters.values()), limit_bytes, sharing)
+
+    def make_bucket(self, label: str, parameters: Sequence[nn.Parameter], sharing: Sharing) -> Bucket:
+        return Bucket(label, parameters, sharing, self.axis)
 
     def make_optimizers(self) -> list[Optimizer]:
         return [self.context.make_optimizer([bucket.flat]) for bucket in self.buckets]
 
     def before_step(self) -> None:
+        self.start_order()
+
+    def start_order(self) -> None:
+        """No gradient is complete, no bucket sent."""
         self.order.start()
         for bucket in self.buckets:
-            bucket.num_missing = len(bucket.views)
+            bucket.num_missing = len(bucket.parameters)
 
     def before_backward(self, last: bool) -> None:
         self._sending = last and self.may_send
@@ -98,9 +134,8 @@ class Bucketed(Replicated):
         return hook
 
     def _send(self, bucket: Bucket) -> None:
-        for parameter in bucket.views:
-            bucket.take(parameter)
-        bucket.pending = GradientSum(self.axis, bucket.gradient, label=bucket.label)
+        bucket.fill()
+        bucket.reduce()
 
     def reduce_gradients(self) -> None:
         """What no hook has sent: buckets with parameters that this rank did not use, and all of the first step."""
@@ -126,6 +161,16 @@ class Bucketed(Replicated):
         for bucket in self.buckets:
             by_sharing.setdefault(bucket.sharing, []).append(bucket.gradient)
         return by_sharing
+
+    def held_states(self) -> Iterator[Held]:
+        self.refuse_cut_model()
+        for bucket, optimizer in zip(self.buckets, self.optimizers, strict=True):
+            yield Held(optimizer, bucket.flat, self.named_sizes(bucket), 0, self.axis.index == 0)
+
+    def named_sizes(self, bucket: Bucket) -> list[tuple[str, int]]:
+        """Names and numbers of elements of a bucket's parameters, in its order."""
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        return [(names[p], shape.numel()) for p, shape in zip(bucket.parameters, bucket.shapes, strict=True)]
 
     def close(self) -> None:
         for hook in self._hooks:

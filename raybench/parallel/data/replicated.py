@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -10,13 +11,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raybench.data.batches import Batch
+from raybench.errors import RequestError
 from raybench.parallel.execution import Execution
 from raybench.parallel.parts import Sharing
-from raybench.parallel.strategy import Context, StateBytes, Strategy, distinct_bytes, optimizer_tensors
+from raybench.parallel.strategy import Context, Held, StateBytes, Strategy, distinct_bytes, optimizer_tensors
+from raybench.worker.communication import Axis
 
 
 class Replicated(Strategy):
     """One replica of the model. Subclasses say how gradients become the sum over all ranks."""
+
+    gradient_axes: tuple[Axis, ...] = ()
+    """Axes over which what `gradients` returns is cut."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -65,7 +71,7 @@ class Replicated(Strategy):
         gradients = self.gradients()
         for sharing, tensors in gradients.items():
             sum_shared(sharing, tensors)
-        self.gradient_norm = self.parts.norm(gradients)
+        self.gradient_norm = self.parts.norm(gradients, *self.gradient_axes)
         limit = self.context.clip_gradient_norm
         if limit is not None:
             self.scale = (limit / (self.gradient_norm + 1e-6)).clamp(max=1.0)
@@ -117,6 +123,27 @@ class Replicated(Strategy):
     def instrument(self) -> bool:
         return self.execution.recorded and self.context.recorded
 
+    def held_states(self) -> Iterator[Held]:
+        self.refuse_cut_model()
+        first = self.axis.index == 0
+        for name, parameter in self.parameters.items():
+            yield Held(self.optimizers[0], parameter, [(name, parameter.numel())], 0, first)
+
+    def refuse_cut_model(self) -> None:
+        """Checkpoints name whole parameters: of a model cut over other axes no rank holds them."""
+        if self.context.mesh.model.size > 1:
+            layout = self.context.mesh.layout
+            raise RequestError(f"checkpoint: layout {layout} cannot be saved (allowed: pipeline 1, tensor 1)")
+
+    def states_loaded(self, num_steps: int) -> None:
+        for scheduler in self.schedulers:
+            scheduler.last_epoch = num_steps
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # rates are asked for outside of a step, on purpose
+                rates = scheduler.get_lr()
+            for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
     def _unclipped(self, gradient: Tensor) -> Tensor:
         return gradient if self.scale is None else gradient / self.scale
 
@@ -125,13 +152,17 @@ class Replicated(Strategy):
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             self.axis.broadcast(tensor.detach(), label=name).wait()
 
+    def was_used(self, parameter: nn.Parameter) -> bool:
+        """Whether a backward pass of the first step has given `parameter` a gradient on this rank."""
+        return parameter.grad is not None
+
     def refuse_unused_parameters(self) -> None:
         """Name the parameters that no rank's loss uses; those that some ranks do not use are reduced with zeros.
 
         Raises:
             UnusedParameterError: on all ranks alike.
         """
-        counts = torch.tensor([float(p.grad is not None) for p in self.parameters.values()])
+        counts = torch.tensor([float(self.was_used(p)) for p in self.parameters.values()])
         counts = counts.to(next(iter(self.parameters.values())).device)
         self.axis.all_reduce(counts, label="parameters used").wait()
         unused = [name for name, count in zip(self.parameters, counts.tolist(), strict=True) if not count]

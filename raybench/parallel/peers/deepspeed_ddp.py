@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,8 +16,17 @@ from raybench.data.batches import Batch
 from raybench.errors import RequestError
 from raybench.parallel.data.replicated import Replicated, gradient
 from raybench.parallel.norm import global_norm
-from raybench.parallel.strategy import StateBytes, distinct_bytes, optimizer_tensors
+from raybench.parallel.strategy import Held, StateBytes, Strategy, distinct_bytes, optimizer_tensors
 from raybench.worker.mesh import Mesh
+
+ZERO_SETTINGS = {
+    "overlap_comm": True,
+    "contiguous_gradients": True,
+    "reduce_bucket_size": 10_000_000,
+    "allgather_bucket_size": 10_000_000,
+    "stage3_param_persistence_threshold": 0,
+}
+"""Elements of a bucket; parameters of every size in parts, as in all other cases of stage 3."""
 
 
 class DeepSpeed0(Replicated):
@@ -40,7 +50,7 @@ class DeepSpeed0(Replicated):
             self.execution.run(batch, self)
             self.refuse_unused_parameters()
             self.may_send = True
-            self.engine = make_engine(self.model, self.optimizers[0], self.context.mesh, len(batch.micro_batches))
+            self.engine = self.make_engine(len(batch.micro_batches))
             self.engine.zero_grad()
         share = torch.zeros((), device=batch.micro_batches[0].labels.device)
         for micro_batch in batch.micro_batches:
@@ -52,6 +62,9 @@ class DeepSpeed0(Replicated):
         for scheduler in self.schedulers:
             scheduler.step()
         return share
+
+    def make_engine(self, num_micro_batches: int) -> Any:
+        return make_engine(self.model, self.optimizers[0], self.context.mesh, num_micro_batches)
 
     def reduce_gradients(self) -> None:
         """The engine's business."""
@@ -68,6 +81,9 @@ class DeepSpeed0(Replicated):
     def full_gradients(self) -> Any:
         for name, whole in self._kept.items():
             yield name, whole if self.scale is None else whole / self.scale
+
+    def held_states(self) -> Iterator[Held]:
+        return Strategy.held_states(self)
 
     def state_bytes(self) -> StateBytes:
         return StateBytes(
@@ -112,7 +128,15 @@ class _Groups:
         return self._mesh.tensor.index
 
 
-def make_engine(model: torch.nn.Module, optimizer: Optimizer, mesh: Mesh, num_micro_batches: int) -> Any:
+def make_engine(
+    model: torch.nn.Module,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    num_micro_batches: int,
+    *,
+    stage: int = 0,
+    clip_gradient_norm: float | None = None,
+) -> Any:
     """DeepSpeed's engine around `model`, with the optimizer that every case uses.
 
     Raises:
@@ -139,9 +163,10 @@ def make_engine(model: torch.nn.Module, optimizer: Optimizer, mesh: Mesh, num_mi
         config={
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": num_micro_batches,
-            "zero_optimization": {"stage": 0},
+            "zero_optimization": {"stage": stage, **ZERO_SETTINGS} if stage else {"stage": 0},
             "zero_force_ds_cpu_optimizer": False,
-            "gradient_clipping": 0.0,  # its own default is 1.0
+            "zero_allow_untested_optimizer": True,  # torch's own fused one
+            "gradient_clipping": clip_gradient_norm or 0.0,  # its own default is 1.0
             "steps_per_print": 10**9,
         },
     )
