@@ -16,7 +16,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_pieces
 from torch.distributed.checkpoint.state_dict_saver import save as save_pieces

@@ -104,7 +104,7 @@ def load_alone(folder: Path, work: Workload) -> int:
 KILLED = """
 import os, sys
 from pathlib import Path
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from tests.checkpoint.test_checkpoint import alone, work_of
 
 def finish(*_, **__):

@@ -32,7 +32,7 @@ FACTORINGS = [
 def hybrid(layout: Layout, **strategy: str) -> Case:
     """A case with the strategies of the axes that the layout has."""
     chosen = {axis: name for axis, name in strategy.items() if getattr(layout, axis) > 1}
-    options = {"bucket_mib": 0.002} if chosen.get("data") == "bucketed" else {}
+    options = {"bucket_mib": 0.002} if chosen.get("data") in ("bucketed", "zero1") else {}
     return Case(name="hybrid", layout=layout, strategy=chosen, options=options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -137,7 +138,10 @@ class Replicated(Strategy):
     def states_loaded(self, num_steps: int) -> None:
         for scheduler in self.schedulers:
             scheduler.last_epoch = num_steps
-            for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_lr(), strict=True):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # rates are asked for outside of a step, on purpose
+                rates = scheduler.get_lr()
+            for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
     def _unclipped(self, gradient: Tensor) -> Tensor:

@@ -165,6 +165,7 @@ def make_engine(
             "gradient_accumulation_steps": num_micro_batches,
             "zero_optimization": {"stage": stage, **ZERO_SETTINGS} if stage else {"stage": 0},
             "zero_force_ds_cpu_optimizer": False,
+            "zero_allow_untested_optimizer": True,  # torch's own fused one
             "gradient_clipping": clip_gradient_norm or 0.0,  # its own default is 1.0
             "steps_per_print": 10**9,
         },

@@ -81,10 +81,6 @@ class FSDP2(Replicated):
             optimizer=distinct_bytes(_local(t) for t in optimizer_tensors(self.optimizers)),
         )
 
-    def instrument(self) -> bool:
-        """Its collectives talk past the recorder."""
-        return False
-
 
 class FSDP2Keep(FSDP2):
     """Parameters stay from forward to backward: the traffic of ZeRO stage 2."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.suite.track import Workload
+from raybench.suite.track import Case, Layout, Workload
 from raybench.worker.gate import GateResult
 from tests.gating import TINY, data_case, gate, ragged, workload
+from tests.parallel.test_hybrid import work as over_axes
 from tests.pool import Rank
 
 STRATEGIES = ["zero1", "zero2", "zero3"]
@@ -71,6 +72,24 @@ def test_passes_with_one_bucket_larger_than_the_model(pools, strategy):
     """The last bucket is never full before backward has ended."""
     chosen = {"bucket_mib": 1000.0} if strategy in ("zero1", "zero2") else {}
     results = pools(2).run(run_with, strategy, chosen, workload("Branches", num_micro_batches=3))
+    assert results[0].passed, results[0].reason
+
+
+def run_over_tensor(rank: Rank, case: Case) -> GateResult | None:
+    return gate(rank, over_axes(case), case)
+
+
+@pytest.mark.parametrize("tensor", ["megatron", "sequence"])
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", "hybrid-sharded"])
+def test_passes_over_tensor_groups(pools, strategy, tensor):
+    """Norms and positions are shared by a tensor group, a tied head is used by two units: each has buckets of its own.
+
+    `zero1`, which runs over pipelines too, is among the layouts of `tests/parallel/test_hybrid.py`.
+    """
+    chosen = {"num_shards": 2} if strategy == "hybrid-sharded" else options(strategy)
+    names = {"data": strategy, "tensor": tensor}
+    case = Case(name=strategy, layout=Layout(data=2, tensor=2), strategy=names, options=chosen)
+    results = pools(4).run(run_over_tensor, case)
     assert results[0].passed, results[0].reason
 
 

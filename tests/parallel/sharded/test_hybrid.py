@@ -49,7 +49,11 @@ def test_shards_are_neighbours_and_replicas_hold_the_same_part():
 
 @pytest.mark.parametrize(
     ("shards", "words"),
-    [(1, "1 shards nothing .allowed: 2, 4"), (3, "3 does not divide layout.data 4 .allowed: 2, 4"), (0, "above 0")],
+    [
+        (1, "1 shards nothing .allowed: 2, 4"),
+        (3, "3 does not divide layout.data 4 .allowed: 2, 4"),
+        (0, "0 is not allowed"),
+    ],
 )
 def test_numbers_of_shards_that_cannot_be_are_refused(shards, words):
     with pytest.raises(ValueError, match=rf"options.num_shards: {words}"):

@@ -15,12 +15,8 @@ needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
     reason="DeepSpeed is an optional peer (pip install 'raybench[peers]')",
 )
-PEERS = [
-    "torch-zero1",
-    "torch-fsdp2",
-    "torch-fsdp2-keep",
-    *(pytest.param(f"deepspeed-{stage}", marks=needs_deepspeed) for stage in (1, 2, 3)),
-]
+TORCH = ["torch-zero1", "torch-fsdp2", "torch-fsdp2-keep"]
+DEEPSPEED = [pytest.param(f"deepspeed-{stage}", marks=needs_deepspeed) for stage in (1, 2, 3)]
 WORKLOADS = {
     "plain": workload(),
     "accumulation, clipping": workload(num_micro_batches=3, data=ragged(), clip_gradient_norm=0.1),
@@ -36,13 +32,21 @@ def run_gate(rank: Rank, strategy: str, work: Workload) -> GateResult | None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("strategy", PEERS)
-def test_peer_passes_the_gate(pools, strategy, name):
+@pytest.mark.parametrize("strategy", TORCH)
+def test_torch_passes_the_gate(pools, strategy, name):
     results = pools(2).run(run_gate, strategy, WORKLOADS[name])
     assert results[0].passed, results[0].reason
 
 
-@pytest.mark.parametrize("strategy", PEERS)
-def test_peer_passes_at_three_ranks(pools, strategy):
+@pytest.mark.slow  # its engine takes seconds to start
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("strategy", DEEPSPEED)
+def test_deepspeed_passes_the_gate(pools, strategy, name):
+    results = pools(2).run(run_gate, strategy, WORKLOADS[name])
+    assert results[0].passed, results[0].reason
+
+
+@pytest.mark.parametrize("strategy", [*TORCH, *DEEPSPEED])
+def test_passes_at_three_ranks(pools, strategy):
     results = pools(3).run(run_gate, strategy, WORKLOADS["accumulation, clipping"])
     assert results[0].passed, results[0].reason
