@@ -47,9 +47,7 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
         "hooked": Entry("raybench.parallel.data.hooked:Hooked"),
         "overlapped": Entry("raybench.parallel.data.overlapped:Overlapped"),
         "bucketed": Entry("raybench.parallel.data.bucketed:Bucketed", options={"bucket_mib": float}),
-        "torch-ddp": Entry(
-            "raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}, over=("tensor",)
-        ),
+        "torch-ddp": Entry("raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}),
         "deepspeed-0": Entry(
             "raybench.parallel.peers.deepspeed_ddp:DeepSpeed0", "deepspeed", requires="deepspeed", over=()
         ),

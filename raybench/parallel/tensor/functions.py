@@ -42,7 +42,7 @@ def column_products(
         The columns of each layer over the whole sequence.
     """
     hidden, *parameters = in_precision(hidden, *weights, *biases)
-    products: tuple[Tensor, ...] = _ColumnProducts.apply(hidden, axis, sequence, label, *parameters)
+    products: tuple[Tensor, ...] = applied(_ColumnProducts, hidden, axis, sequence, label, *parameters)
     return products
 
 
@@ -58,13 +58,19 @@ def row_product(hidden: Tensor, weight: Tensor, bias: Tensor, axis: Axis, *, seq
         The sum over the ranks; with `sequence` this rank's part of it along the first dimension.
     """
     hidden, weight, bias = in_precision(hidden, weight, bias)
-    return reduce_output(_RowProduct.apply(hidden, weight, bias, axis.size), axis, sequence=sequence, label=label)
+    partial = applied(_RowProduct, hidden, weight, bias, axis.size)
+    return reduce_output(partial, axis, sequence=sequence, label=label)
 
 
 def reduce_output(partial: Tensor, axis: Axis, *, sequence: bool, label: str) -> Tensor:
     """`g`: the sum of `partial`, whose content is lost, or this rank's part of the sum along the first dimension."""
-    reduced: Tensor = (_ReduceScatter if sequence else _AllReduce).apply(partial, axis, label)
+    reduced: Tensor = applied(_ReduceScatter if sequence else _AllReduce, partial, axis, label)
     return reduced
+
+
+def applied(function: Any, *arguments: Any) -> Any:
+    """The result of an autograd function, whose `apply` torch leaves without types."""
+    return function.apply(*arguments)
 
 
 class _ColumnProducts(Function):
