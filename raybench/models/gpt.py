@@ -7,6 +7,7 @@ initialised one by one from their own names, so that any rank can make any part 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -61,9 +62,11 @@ class Attention(nn.Module):
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """What every head attends to, heads side by side as they came."""
-        heads = [part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in (query, key, value)]
+        query, key, value = (part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in (query, key, value))
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(*heads, dropout_p=dropout, is_causal=True, enable_gqa=self.grouped)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=self.grouped
+        )
         return mixed.transpose(1, 2).flatten(2)
 
 
@@ -112,6 +115,9 @@ class Head(nn.Module):
 
 class GPT(nn.Module):
     """Ids [batch, sequence] to logits [batch, sequence, vocabulary]."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """Logits and labels to a summed loss, set where each rank has a part of the logits; else it is cross-entropy."""
 
     def __init__(self, config: ModelConfig, sequence_length: int, *, recompute: bool = False) -> None:
         super().__init__()

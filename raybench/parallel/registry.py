@@ -53,9 +53,7 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
         "hybrid-sharded": Entry(
             "raybench.parallel.sharded.hybrid:HybridSharded", options={"num_shards": int}, over=("tensor",)
         ),
-        "torch-ddp": Entry(
-            "raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}, over=("tensor",)
-        ),
+        "torch-ddp": Entry("raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}),
         "torch-zero1": Entry("raybench.parallel.peers.torch_zero1:TorchZero1", "torch", {"bucket_mib": float}, over=()),
         "torch-fsdp2": Entry("raybench.parallel.peers.torch_fsdp2:FSDP2", "torch", over=()),
         "torch-fsdp2-keep": Entry("raybench.parallel.peers.torch_fsdp2:FSDP2Keep", "torch", over=()),

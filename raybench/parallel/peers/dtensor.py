@@ -28,11 +28,12 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 
 from raybench.data.batches import IGNORED_LABEL
-from raybench.models.gpt import GPT
+from raybench.models.gpt import GPT, Embedding
 from raybench.models.timed import TimedBlock
 from raybench.parallel.parts import Cut
 from raybench.parallel.parts import Shard as Part
 from raybench.parallel.tensor.cut import sharing_of
+from raybench.parallel.tensor.functions import applied
 from raybench.parallel.tensor.timed import (
     NUM_PAIRS,
     PairTiming,
@@ -135,11 +136,11 @@ def _keep_local(module: nn.Module, name: str, whole: DTensor, axis: Axis, *, sum
     module.register_forward_pre_hook(as_dtensor)
 
 
-class _SequenceEmbedding(nn.Module):
+class _SequenceEmbedding(Embedding):
     """Adds the positions of this rank's part of the sequence: [batch, sequence / size, width]."""
 
     def __init__(self, token: nn.Embedding, position: nn.Embedding, axis: Axis) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.token = token
         self.position = position
         self.axis = axis
@@ -165,7 +166,7 @@ class _TimedBlock(ParallelTimedBlock):
     def _pair(self, hidden: Tensor, factor: Tensor, timing: PairTiming) -> Tensor:
         between: list[Placement] = [Shard(1) if self.sequence else Replicate()]
         whole = DTensor.from_local(hidden, self.device_mesh, between).redistribute(placements=[Replicate()])
-        product = _TimedProduct.apply(whole.to_local(grad_placements=[Partial()]), factor, timing)
+        product = applied(_TimedProduct, whole.to_local(grad_placements=[Partial()]), factor, timing)
         summed = DTensor.from_local(product, self.device_mesh, [Partial()]).redistribute(placements=between)
         return summed.to_local()
 
@@ -180,7 +181,7 @@ class _TimedProduct(Function):
         return timed_product(hidden, factor, timing.forward_s)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         hidden, factor = ctx.saved_tensors
         input_gradient = timed_product(gradient, factor, ctx.timing.input_gradient_s)
         return input_gradient, timed_factor_gradient(gradient, hidden, ctx.timing.weight_gradient_s), None

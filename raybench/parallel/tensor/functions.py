@@ -42,7 +42,7 @@ def column_products(
         The columns of each layer over the whole sequence.
     """
     hidden, *parameters = in_precision(hidden, *weights, *biases)
-    products: tuple[Tensor, ...] = _ColumnProducts.apply(hidden, axis, sequence, label, *parameters)
+    products: tuple[Tensor, ...] = applied(_ColumnProducts, hidden, axis, sequence, label, *parameters)
     return products
 
 
@@ -58,13 +58,21 @@ def row_product(hidden: Tensor, weight: Tensor, bias: Tensor, axis: Axis, *, seq
         The sum over the ranks; with `sequence` this rank's part of it along the first dimension.
     """
     hidden, weight, bias = in_precision(hidden, weight, bias)
-    return reduce_output(_RowProduct.apply(hidden, weight, bias, axis.size), axis, sequence=sequence, label=label)
+    if sequence:
+        part: Tensor = applied(_ScatteredRowProduct, hidden, weight, bias, axis, label)
+        return part
+    return reduce_output(applied(_RowProduct, hidden, weight, bias, axis.size), axis, sequence=False, label=label)
 
 
 def reduce_output(partial: Tensor, axis: Axis, *, sequence: bool, label: str) -> Tensor:
     """`g`: the sum of `partial`, whose content is lost, or this rank's part of the sum along the first dimension."""
-    reduced: Tensor = (_ReduceScatter if sequence else _AllReduce).apply(partial, axis, label)
+    reduced: Tensor = applied(_ReduceScatter if sequence else _AllReduce, partial, axis, label)
     return reduced
+
+
+def applied(function: Any, *arguments: Any) -> Any:
+    """The result of an autograd function, whose `apply` torch leaves without types."""
+    return function.apply(*arguments)
 
 
 class _ColumnProducts(Function):
@@ -112,9 +120,7 @@ class _RowProduct(Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, size: int) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        product = hidden.new_empty(*hidden.shape[:-1], len(weight))
-        torch.addmm(bias, hidden.flatten(0, -2), weight.t(), beta=1 / size, out=product.view(-1, len(weight)))
-        return product
+        return _row_product(hidden, weight, bias, size)
 
     @staticmethod
     @once_differentiable
@@ -122,6 +128,41 @@ class _RowProduct(Function):
         hidden, weight = ctx.saved_tensors
         rows = gradient.flatten(0, -2)
         return (rows @ weight).view(hidden.shape), rows.t() @ hidden.flatten(0, -2), rows.sum(0), None
+
+
+class _ScatteredRowProduct(Function):
+    """The same and a reduce-scatter; backward begins with this rank's part while those of the others arrive."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, axis: Axis, label: str) -> Tensor:
+        ctx.axis, ctx.label = axis, label
+        ctx.save_for_backward(hidden, weight)
+        return _scatter_sum(_row_product(hidden, weight, bias, axis.size), axis, label)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        hidden, weight = ctx.saved_tensors
+        whole, gathered = begin_gather(gradient, ctx.axis, f"{ctx.label} output gradient")
+        inputs, rows = hidden.flatten(0, -2), whole.flatten(0, -2)
+        length = len(rows) // ctx.axis.size
+        own = slice(ctx.axis.index * length, (ctx.axis.index + 1) * length)
+        others = [part for part in (slice(0, own.start), slice(own.stop, None)) if len(rows[part])]
+        own_rows = gradient.flatten(0, -2)
+        input_gradient = inputs.new_empty(inputs.shape)
+        torch.mm(own_rows, weight, out=input_gradient[own])
+        weight_gradient = own_rows.t() @ inputs[own]
+        gathered.wait()
+        for part in others:
+            torch.mm(rows[part], weight, out=input_gradient[part])
+            weight_gradient.addmm_(rows[part].t(), inputs[part])
+        return input_gradient.view(hidden.shape), weight_gradient, rows.sum(0), None, None
+
+
+def _row_product(hidden: Tensor, weight: Tensor, bias: Tensor, size: int) -> Tensor:
+    product = hidden.new_empty(*hidden.shape[:-1], len(weight))
+    torch.addmm(bias, hidden.flatten(0, -2), weight.t(), beta=1 / size, out=product.view(-1, len(weight)))
+    return product
 
 
 class _AllReduce(Function):
@@ -145,9 +186,7 @@ class _ReduceScatter(Function):
     @staticmethod
     def forward(ctx: Any, partial: Tensor, axis: Axis, label: str) -> Tensor:
         ctx.axis, ctx.label = axis, label
-        part = partial.new_empty(partial.shape[0] // axis.size, *partial.shape[1:])
-        axis.reduce_scatter(part, partial, label=f"{label} output").wait()
-        return part
+        return _scatter_sum(partial, axis, label)
 
     @staticmethod
     @once_differentiable
@@ -155,6 +194,13 @@ class _ReduceScatter(Function):
         whole, gathered = begin_gather(gradient, ctx.axis, f"{ctx.label} output gradient")
         gathered.wait()
         return whole, None, None
+
+
+def _scatter_sum(partial: Tensor, axis: Axis, label: str) -> Tensor:
+    """This rank's part of the sum of `partial` over the ranks."""
+    part = partial.new_empty(partial.shape[0] // axis.size, *partial.shape[1:])
+    axis.reduce_scatter(part, partial, label=f"{label} output").wait()
+    return part
 
 
 def begin_gather(part: Tensor, axis: Axis, label: str) -> tuple[Tensor, Pending]:

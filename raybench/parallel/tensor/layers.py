@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raybench.models.gpt import Attention
+from raybench.models.gpt import Attention, Embedding
 from raybench.parallel.parts import Shard
 from raybench.parallel.tensor.functions import column_products, drawn_apart, row_product
 from raybench.worker.communication import Axis
@@ -101,12 +101,12 @@ class ParallelAttention(Attention):
         return mixed.transpose(0, 1).contiguous() if self.sequence else mixed
 
 
-class SequenceEmbedding(nn.Module):
+class SequenceEmbedding(Embedding):
     """Token plus position embedding of this rank's part of the sequence: ids [batch, sequence] to
     [sequence / size, batch, width]."""
 
     def __init__(self, token: nn.Embedding, position: nn.Embedding, axis: Axis) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.token = token
         self.position = position
         self.axis = axis

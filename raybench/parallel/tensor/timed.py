@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from raybench.models.timed import TimedBlock, take
 from raybench.parallel.parts import Shard
-from raybench.parallel.tensor.functions import begin_gather, begin_input_gradient, reduce_output
+from raybench.parallel.tensor.functions import applied, begin_gather, begin_input_gradient, reduce_output
 from raybench.worker.communication import Axis
 
 NUM_PAIRS = 2
@@ -60,7 +60,7 @@ class ParallelTimedBlock(TimedBlock):
 
     def pair(self, hidden: Tensor, factor: Tensor, timing: PairTiming, label: str) -> Tensor:
         """The sum over the group of the hidden states times each rank's factor [width], between `f` and `g`."""
-        partial = _TimedProduct.apply(hidden, factor, timing, self.axis, self.sequence, label)
+        partial = applied(_TimedProduct, hidden, factor, timing, self.axis, self.sequence, label)
         return reduce_output(partial, self.axis, sequence=self.sequence, label=label)
 
 

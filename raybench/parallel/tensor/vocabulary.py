@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from raybench.data.batches import IGNORED_LABEL
 from raybench.parallel.parts import Shard
-from raybench.parallel.tensor.functions import reduce_output
+from raybench.parallel.tensor.functions import applied, reduce_output
 from raybench.worker.communication import Axis
 
 
@@ -71,7 +71,7 @@ class VocabularyParallelLoss:
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         labels = labels.t() if self.sequence else labels
-        loss: Tensor = _CrossEntropySum.apply(logits, labels.flatten(), self.part, self.axis)
+        loss: Tensor = applied(_CrossEntropySum, logits, labels.flatten(), self.part, self.axis)
         return loss
 
 
