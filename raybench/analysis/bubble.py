@@ -46,7 +46,7 @@ class Bubble:
 
 
 def schedule_of(run: Mapping[str, Any]) -> Schedule | None:
-    """The schedule of a row of `runs`, a peer's being its twin's; None where there is no pipeline that is known here."""
+    """The schedule of a row of `runs`, a peer's being its twin's; None where there is none that is known here."""
     name = run.get("pipeline_strategy")
     if not isinstance(name, str) or TWINS.get(name, name) not in SCHEDULES:
         return None
