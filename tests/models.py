@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import torch
@@ -191,3 +193,21 @@ class Stray(Staged):
     def __init__(self) -> None:
         super().__init__()
         self.extra = nn.Parameter(torch.zeros(1))
+
+
+class Doomed(Staged):
+    """Its third block ends the process of the third rank, in the middle of a pipeline's third forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([_Masked(), _Masked(), _Deadly()])
+
+
+class _Deadly(_Masked):
+    passes = 0
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        _Deadly.passes += 1
+        if os.environ.get("RANK") == "2" and _Deadly.passes == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(hidden, mask)

@@ -19,7 +19,7 @@ import pandas as pd
 
 from raybench.parallel.pipeline.actions import COMPUTE, SENDS, Action, Kind, Schedule
 from raybench.parallel.pipeline.plan import TWINS, num_micro_batches
-from raybench.parallel.pipeline.schedules import build
+from raybench.parallel.pipeline.schedules import SCHEDULES, build
 from raybench.parallel.pipeline.simulate import Event, MeasuredTimes, Timeline, simulate
 from raybench.parallel.pipeline.theory import theory_bubble
 
@@ -46,9 +46,9 @@ class Bubble:
 
 
 def schedule_of(run: Mapping[str, Any]) -> Schedule | None:
-    """The schedule of a row of `runs`, a peer's being its twin's; None where there is no pipeline."""
+    """The schedule of a row of `runs`, a peer's being its twin's; None where there is none that is known here."""
     name = run.get("pipeline_strategy")
-    if not isinstance(name, str):
+    if not isinstance(name, str) or TWINS.get(name, name) not in SCHEDULES:
         return None
     environment = run.get("environment")
     options = json.loads(environment).get("options", {}) if isinstance(environment, str) else {}

@@ -28,6 +28,7 @@ COLUMNS = (
     "wait_ns",
     "exposed_ns",
 )
+POINT_TO_POINT = ("send", "receive")
 HALF_RING = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
 
 
@@ -94,7 +95,7 @@ def stragglers(results: Results) -> pd.DataFrame:
     """
     rounds = []
     for round_ in _rounds(results):
-        operations = round_.operations
+        operations = round_.operations[~round_.operations.kind.isin(POINT_TO_POINT)]
         place = ["step", "axis", "group_size", "number"]
         number = operations.groupby(["rank", "step", "axis", "group_size"], observed=True).cumcount()
         numbered = operations.assign(number=number)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from raybench.analysis.bubble import bubble
 from raybench.analysis.efficiency import CONVENTIONS, SCALING, scaling_columns, utilization
 from raybench.analysis.rounds import BYTES, RoundMeasures, measure_round
 from raybench.analysis.split import PARTS
@@ -117,6 +118,7 @@ BUBBLE = ("bubble_theory", "bubble_simulated", "bubble_measured")
 def summary(results: Results) -> pd.DataFrame:
     """One row a case, in the order of its track where that is known; columns as in `SUMMARY_DTYPES`."""
     by_round = _by_round(results)
+    bubbles = _bubbles(results)
     groups = results.runs.groupby(["suite_id", "track", "case"], observed=True, sort=False)
     rows = []
     for key, rounds in groups:
@@ -124,6 +126,7 @@ def summary(results: Results) -> pd.DataFrame:
         row = _case(rounds.sort_values("round"))
         if row["status"] == "ok":
             row |= _over_rounds(by_round.get((suite_id, track, case), []), row.get("step_time_s"))
+            row |= bubbles.get((suite_id, track, case), {})
         rows.append({"suite_id": suite_id, "track": track, "case": case} | row)
     frame = pd.DataFrame(rows, columns=list(SUMMARY_DTYPES))
     frame["started_at"] = pd.to_datetime(frame.started_at, utc=True)
@@ -132,6 +135,14 @@ def summary(results: Results) -> pd.DataFrame:
     ordered = frame.assign(_suite_start=suite_start, _place=_places(frame, results))
     ordered = ordered.sort_values(["_suite_start", "suite_id", "track", "_place", "started_at", "case"])
     return ordered.drop(columns=["_suite_start", "_place"]).reset_index(drop=True)
+
+
+def _bubbles(results: Results) -> dict[CaseKey, dict[str, float]]:
+    """The columns of `BUBBLE` of every case with a pipeline."""
+    return {
+        (row.suite_id, row.track, row.case): {name: getattr(row, name.removeprefix("bubble_")) for name in BUBBLE}
+        for row in bubble(results).itertuples(index=False)
+    }
 
 
 def _with_scaling(frame: pd.DataFrame, results: Results) -> pd.DataFrame:

@@ -84,6 +84,8 @@ class SplitPass:
         for weights in self._weights:
             weights.take(rest)
         self._entry_gradient = found[0] if self._embedded is not None else None
+        # Python's part of a node does not keep the graph alive, which the root does.
+        self._root = root if any(weights.in_python for weights in self._weights) else None
         return found[0]
 
     def weight_gradient(self) -> None:
@@ -91,6 +93,7 @@ class SplitPass:
         for weights in self._weights:
             weights.accumulate()
         self._weights.clear()
+        self._root = None
         if self._embedded is not None and self._embedded.requires_grad:
             torch.autograd.backward([self._embedded], [self._entry_gradient])
         self._embedded = self._entry_gradient = None

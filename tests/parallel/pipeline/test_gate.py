@@ -71,11 +71,17 @@ def test_passes_under_data_parallelism(pools, schedule, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("model", [DEEP, TIED], ids=["untied", "tied"])
-@pytest.mark.parametrize("micro_batches", MICRO_BATCHES)
-def test_every_data_strategy_runs_over_every_schedule(pools, schedule, data, model, micro_batches):
-    work = workload(deep_enough(model, schedule, 2), num_micro_batches=micro_batches)
+def test_every_data_strategy_runs_over_every_schedule(pools, schedule, data):
+    work = workload(deep_enough(TIED, schedule, 2), num_micro_batches=3)
     check_gate(pools, work, pipeline_case(schedule, 2, data=data))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("micro_batches", MICRO_BATCHES)
+def test_data_parallelism_passes_at_every_number_of_micro_batches(pools, schedule, micro_batches):
+    work = workload(deep_enough(DEEP, schedule, 2), num_micro_batches=micro_batches)
+    check_gate(pools, work, pipeline_case(schedule, 2, data="bucketed"))
 
 
 WORKLOADS = {
