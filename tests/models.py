@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 VOCABULARY = 31
@@ -107,3 +110,30 @@ class Buffers(Small):
         self.mean.mul_(0.9).add_(hidden.detach().mean((0, 1)), alpha=0.1)
         self.count += 1
         return hidden
+
+
+class _Sleep(torch.autograd.Function):
+    """Takes a set time in forward and another in backward, and changes nothing."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.backward_s)
+        return gradient, None, None
+
+
+class Sleepy(Small):
+    """Takes set times, in forward longer on every rank but the first."""
+
+    def __init__(self, forward_s: float, late_s: float, backward_s: float) -> None:
+        super().__init__()
+        late = dist.is_initialized() and dist.get_rank() > 0
+        self.times = (forward_s + (late_s if late else 0), backward_s)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.projection(_Sleep.apply(self.hidden(input_ids), *self.times))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from raybench.analysis.split import PARTS, STEP
 from raybench.results.reader import in_threads
 
 if TYPE_CHECKING:
@@ -40,17 +42,17 @@ def communication(results: Results) -> pd.DataFrame:
     """One row a case, axis and kind of operation; counts, bytes and seconds are of one rank in one step.
 
     Columns: suite_id, track, case, axis, kind, group_size, count, payload_bytes, wire_bytes, exposed_s, wait_s,
-    bus_bandwidth_bytes_per_s. Means over ranks and steps, medians over rounds.
+    exposed_share (of the step), bus_bandwidth_bytes_per_s. Means over ranks and steps, medians over rounds.
     """
     by_kind = ["axis", "kind", "group_size"]
     rounds = []
-    for key, operations in _rounds(results):
-        share = 1 / operations.groupby(["rank", "step"]).ngroups
-        grouped = operations.groupby(by_kind, observed=True, dropna=False)
-        sums = grouped[["payload_bytes", "wire_bytes", "exposed_ns", "wait_ns"]].sum(min_count=1) * share
-        sums["count"] = grouped.size() * share
+    for round_ in _rounds(results):
+        grouped = round_.operations.groupby(by_kind, observed=True, dropna=False)
+        sums = grouped[["payload_bytes", "wire_bytes", "exposed_ns", "wait_ns"]].sum(min_count=1) / round_.num_steps
+        sums["count"] = grouped.size() / round_.num_steps
+        sums["exposed_share"] = sums.exposed_ns / round_.step_ns
         sums["bus_bandwidth_bytes_per_s"] = grouped.bus_bandwidth_bytes_per_s.median()
-        rounds.append(sums.reset_index().assign(**dict(zip(CASE, key[:3], strict=True))))
+        rounds.append(sums.reset_index().assign(**dict(zip(CASE, round_.key[:3], strict=True))))
     names = [
         *CASE,
         *by_kind,
@@ -59,6 +61,7 @@ def communication(results: Results) -> pd.DataFrame:
         "wire_bytes",
         "exposed_s",
         "wait_s",
+        "exposed_share",
         "bus_bandwidth_bytes_per_s",
     ]
     if not rounds:
@@ -70,29 +73,17 @@ def communication(results: Results) -> pd.DataFrame:
     return medians[names]
 
 
-def time_split(results: Results) -> pd.DataFrame:
-    """One row a case: the parts of a step in seconds, which sum to it.
+def time_split(summary: pd.DataFrame) -> pd.DataFrame:
+    """One row a part of a step: its seconds, which sum to the step, and its share.
 
-    Columns: suite_id, track, case, step_s and its parts rest_s (computing and everything else), communication_s
-    (exposed, without waiting) and waiting_s (exposed, before the last rank of the group had begun). Means over ranks
-    and steps, medians over rounds of each part's share; only cases that recorded their operations.
+    Columns: suite_id, track, case, part (compute, communication, waiting, optimizer, other), seconds, share. Of the
+    cases of `summary` whose operations were recorded.
     """
-    shares: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-    frame = results.summary()
-    steps = frame.set_index(CASE).step_time_s
-    means = dict(zip(results.rounds, _mean_steps(results.runs), strict=True))
-    for key, operations in _rounds(results):
-        spans = operations.groupby(["rank", "step"])[["waiting_ns", "exposed_ns"]].sum()
-        waiting, exposed = spans.mean() / means[key]
-        shares.setdefault(key[:3], []).append((waiting, exposed - waiting))
-    rows = []
-    for case, parts in shares.items():
-        step = float(steps.get(case, np.nan))
-        waiting, moving = (float(v) for v in np.median(np.asarray(parts), axis=0))
-        if np.isfinite(step) and np.isfinite(waiting + moving):
-            moving, waiting = moving * step, waiting * step
-            rows.append((*case, step, step - moving - waiting, moving, waiting))
-    return pd.DataFrame(rows, columns=[*CASE, "step_s", "rest_s", "communication_s", "waiting_s"])
+    columns = {f"{part}_s": part for part in PARTS}
+    known = summary[summary.other_s.notna()]
+    parts = known.melt([*CASE, "step_time_s"], list(columns), var_name="part", value_name="seconds")
+    parts = parts.assign(part=parts.part.map(columns), share=parts.seconds / parts.step_time_s).dropna(subset="seconds")
+    return parts[[*CASE, "part", "seconds", "share"]].reset_index(drop=True)
 
 
 def stragglers(results: Results) -> pd.DataFrame:
@@ -102,7 +93,8 @@ def stragglers(results: Results) -> pd.DataFrame:
     later than the first rank it began, summed over operations). Medians over rounds.
     """
     rounds = []
-    for key, operations in _rounds(results):
+    for round_ in _rounds(results):
+        operations = round_.operations
         place = ["step", "axis", "group_size", "number"]
         number = operations.groupby(["rank", "step", "axis", "group_size"], observed=True).cumcount()
         numbered = operations.assign(number=number)
@@ -117,38 +109,52 @@ def stragglers(results: Results) -> pd.DataFrame:
                 "lateness_s": grouped.lateness_s.sum() / numbered.step.nunique(),
             }
         )
-        rounds.append(row.reset_index().assign(**dict(zip(CASE, key[:3], strict=True))))
+        rounds.append(row.reset_index().assign(**dict(zip(CASE, round_.key[:3], strict=True))))
     names = [*CASE, "rank", "last_share", "lateness_s"]
     if not rounds:
         return pd.DataFrame({name: pd.Series(dtype="float64") for name in names})
     return pd.concat(rounds).groupby([*CASE, "rank"]).median().reset_index()[names]
 
 
-def _rounds(results: Results) -> list[tuple[RoundKey, pd.DataFrame]]:
-    """The operations of every round that recorded any, with what is derived from one row alone."""
+@dataclass(frozen=True)
+class _Round:
+    """The communication of one round."""
+
+    key: RoundKey
+    operations: pd.DataFrame
+    """With what is derived from one row alone; without spans of the ranks' own work."""
+    num_steps: int
+    """Steps recorded, of all ranks together."""
+    step_ns: float
+    """Mean instrumented step; of the window where those were not recorded."""
+
+
+def _rounds(results: Results) -> list[_Round]:
+    """Every round that recorded any communication."""
+    window, steps = (results.runs[name].astype("float64") for name in ("window_ns", "num_steps"))
     pieces = in_threads(lambda key: results.piece("operations", key, COLUMNS), results.rounds)
-    return [(key, _derived(piece)) for key, piece in zip(results.rounds, pieces, strict=True) if _is_recorded(piece)]
+    return [
+        _round(key, piece.to_pandas(), mean_ns)
+        for key, piece, mean_ns in zip(results.rounds, pieces, window / steps, strict=True)
+        if _is_recorded(piece)
+    ]
+
+
+def _round(key: RoundKey, rows: pd.DataFrame, window_step_ns: float) -> _Round:
+    spans = rows[rows.kind == STEP]
+    step_ns = window_step_ns if spans.empty else float((spans.end_ns - spans.begin_ns).mean())
+    num_steps = rows.groupby(["rank", "step"]).ngroups
+    return _Round(key, _derived(rows[rows.axis.notna()].copy()), num_steps, step_ns)
 
 
 def _is_recorded(piece: Any) -> bool:
     return piece is not None and piece.num_rows > 0 and piece.column("exposed_ns").null_count < piece.num_rows
 
 
-def _derived(piece: Any) -> pd.DataFrame:
-    operations: pd.DataFrame = piece.to_pandas()
-    exposed, wait = operations.exposed_ns.fillna(0), operations.wait_ns.fillna(0)
-    took = operations.end_ns - operations.begin_ns
-    # The last rank began `wait` after this one; only what then was still ahead of its own waiting call is exposed.
-    operations["waiting_ns"] = np.clip(wait - (took - exposed), 0, exposed)
-    moving_s = (took - wait) / 1e9
+def _derived(operations: pd.DataFrame) -> pd.DataFrame:
+    moving_s = (operations.end_ns - operations.begin_ns - operations.wait_ns.fillna(0)) / 1e9
     factors = [
         bus_factor(str(k), int(n)) for k, n in zip(operations.kind, operations.group_size.fillna(1), strict=True)
     ]
     speed = operations.payload_bytes * np.asarray(factors) / moving_s.where(moving_s > 0)
-    operations["bus_bandwidth_bytes_per_s"] = speed
-    return operations
-
-
-def _mean_steps(runs: pd.DataFrame) -> Any:
-    window, steps = runs.window_ns.astype("float64"), runs.num_steps.astype("float64")
-    return (window / steps).to_numpy()
+    return operations.assign(bus_bandwidth_bytes_per_s=speed)

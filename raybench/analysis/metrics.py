@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from raybench.analysis.efficiency import CONVENTIONS, SCALING, scaling_columns, utilization
 from raybench.analysis.rounds import BYTES, RoundMeasures, measure_round
+from raybench.analysis.split import PARTS
 from raybench.analysis.statistics import Estimate, Floats, median_interval
 from raybench.results.reader import in_threads
 
@@ -55,6 +57,23 @@ SUMMARY_DTYPES: dict[str, str] = {
     "step_time_p50_s": "float64",
     "step_time_p95_s": "float64",
     "communication_fraction": "float64",
+    "compute_s": "float64",
+    "communication_s": "float64",
+    "waiting_s": "float64",
+    "optimizer_s": "float64",
+    "other_s": "float64",
+    "bubble_theory": "float64",
+    "bubble_simulated": "float64",
+    "bubble_measured": "float64",
+    "scaling_baseline": "string",
+    "scaling_kind": "string",
+    "scaling_efficiency": "float64",
+    "scaling_efficiency_low": "float64",
+    "scaling_efficiency_high": "float64",
+    "mfu_6n": "float64",
+    "mfu_non_causal": "float64",
+    "peak_flops_per_s": "float64",
+    "peak_source": "string",
     "parameter_bytes": "Int64",
     "gradient_bytes": "Int64",
     "optimizer_bytes": "Int64",
@@ -65,6 +84,10 @@ SUMMARY_DTYPES: dict[str, str] = {
     "num_parameters": "Int64",
     "tokens_per_step": "Int64",
     "num_steps": "Int64",
+    "model": "string",
+    "precision": "string",
+    "backend": "string",
+    "device": "string",
     "started_at": "datetime64[us, UTC]",
 }
 """Columns and dtypes of `summary`; unknown is NA, in floats NaN."""
@@ -83,7 +106,12 @@ DESCRIPTION = (
     "num_parameters",
     "tokens_per_step",
     "num_steps",
+    "model",
+    "precision",
+    "backend",
+    "device",
 )
+BUBBLE = ("bubble_theory", "bubble_simulated", "bubble_measured")
 
 
 def summary(results: Results) -> pd.DataFrame:
@@ -95,15 +123,24 @@ def summary(results: Results) -> pd.DataFrame:
         suite_id, track, case = map(str, key)
         row = _case(rounds.sort_values("round"))
         if row["status"] == "ok":
-            row |= by_round.get((suite_id, track, case), {})
+            row |= _over_rounds(by_round.get((suite_id, track, case), []), row.get("step_time_s"))
         rows.append({"suite_id": suite_id, "track": track, "case": case} | row)
     frame = pd.DataFrame(rows, columns=list(SUMMARY_DTYPES))
     frame["started_at"] = pd.to_datetime(frame.started_at, utc=True)
-    frame = frame.astype(SUMMARY_DTYPES)
+    frame = _with_scaling(frame, results).astype(SUMMARY_DTYPES)
     suite_start = frame.groupby("suite_id").started_at.transform("min")
     ordered = frame.assign(_suite_start=suite_start, _place=_places(frame, results))
     ordered = ordered.sort_values(["_suite_start", "suite_id", "track", "_place", "started_at", "case"])
     return ordered.drop(columns=["_suite_start", "_place"]).reset_index(drop=True)
+
+
+def _with_scaling(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
+    """The same with the columns of `SCALING`, each track of a suite by itself."""
+    rounds = dict(iter(results.runs.groupby(["suite_id", "track"], observed=True)))
+    numbers = frame.astype({n: d for n, d in SUMMARY_DTYPES.items() if d in ("float64", "Int64")})
+    tracks = numbers.groupby(["suite_id", "track"], sort=False)
+    found = [scaling_columns(cases, rounds[key]).astype(object) for key, cases in tracks]
+    return frame.drop(columns=list(SCALING)).join(pd.concat(found))[list(SUMMARY_DTYPES)] if found else frame
 
 
 def _places(frame: pd.DataFrame, results: Results) -> list[int]:
@@ -167,7 +204,14 @@ def _measured(rounds: pd.DataFrame) -> dict[str, Any]:
         row |= _named(name, median_interval(values))
     loss = rounds.loss.dropna()
     row["loss"] = float(loss.iloc[-1]) if len(loss) else None
+    row |= utilization({name: _first(rounds[name]) for name in UTILIZED}, row.get("tokens_per_s"))
+    for name in BUBBLE:
+        if name in rounds and (known := rounds[name].dropna()).size:
+            row[name] = float(np.median(known))
     return row
+
+
+UTILIZED = ("device", "backend", "precision", "tf32", "num_ranks", *(f"flops_per_token_{name}" for name in CONVENTIONS))
 
 
 def _named(name: str, estimate: Estimate | None) -> dict[str, float | None]:
@@ -176,24 +220,32 @@ def _named(name: str, estimate: Estimate | None) -> dict[str, float | None]:
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
-def _by_round(results: Results) -> dict[CaseKey, dict[str, float]]:
-    """What is made of each round's ranks, steps and operations: medians over rounds, of bytes the largest."""
+def _by_round(results: Results) -> dict[CaseKey, list[RoundMeasures]]:
+    """What is made of each round's ranks, steps and operations, by case."""
     means = dict(zip(results.rounds, _floats(results.runs.window_ns) / _floats(results.runs.num_steps), strict=True))
     measures = in_threads(lambda key: measure_round(results, key, means[key]), list(means))
     found: dict[CaseKey, list[RoundMeasures]] = defaultdict(list)
     for key, measured in zip(means, measures, strict=True):
         found[key[:3]].append(measured)
-    return {case: _over_rounds(rounds) for case, rounds in found.items()}
+    return found
 
 
-def _over_rounds(rounds: list[RoundMeasures]) -> dict[str, float]:
+def _over_rounds(rounds: list[RoundMeasures], step_time_s: float | None) -> dict[str, float]:
+    """Medians over rounds, of bytes the largest; the parts of a step in seconds, which sum to it."""
     row: dict[str, float] = {}
-    for name in ("step_time_p50_s", "step_time_p95_s", "communication_fraction"):
+    for name in ("step_time_p50_s", "step_time_p95_s"):
         if values := [v for r in rounds if (v := getattr(r, name)) is not None]:
             row[name] = float(np.median(values))
     for name in BYTES:
         if sizes := [r.bytes[name] for r in rounds if name in r.bytes]:
             row[name] = max(sizes)
+    splits = [r.split for r in rounds if r.split is not None]
+    if splits:
+        row["communication_fraction"] = float(np.median([split.exposed for split in splits]))
+    if splits and step_time_s is not None:
+        known = {part: [v for s in splits if (v := getattr(s, part)) is not None] for part in PARTS}
+        shares = {part: float(np.median(values)) for part, values in known.items() if len(values) == len(splits)}
+        row |= {f"{part}_s": share * step_time_s / sum(shares.values()) for part, share in shares.items()}
     return row
 
 
@@ -245,5 +297,5 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
             "peak": peak,
         },
         "communication_fraction": row["communication_fraction"],
-        "bubble": {"theory": None, "simulated": None, "measured": None},
+        "bubble": {name.removeprefix("bubble_"): row[name] for name in BUBBLE},
     }

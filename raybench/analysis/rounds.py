@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from raybench.analysis.split import COLUMNS, Split, split_round
+
 if TYPE_CHECKING:
     from raybench.results.reader import Results, RoundKey
 
@@ -37,8 +39,7 @@ class RoundMeasures:
     """Median over the window's steps of the slowest rank's time."""
     step_time_p95_s: float | None = None
     """95th percentile of the same."""
-    communication_fraction: float | None = None
-    """Exposed communication ÷ step, mean over ranks and instrumented steps."""
+    split: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ def measure_round(results: Results, key: RoundKey, mean_step_ns: float) -> Round
         mean_step_ns: mean step of the window, or NaN; stands for instrumented steps that `steps` does not hold.
     """
     steps = _read_steps(results, key)
-    operations = results.piece("operations", key, ["rank", "step", "exposed_ns"])
+    operations = results.piece("operations", key, COLUMNS)
     instrumented = np.empty(0, np.int64) if operations is None else np.unique(_integers(operations, "step"))
     p50, p95 = _percentiles(steps, instrumented)
     fullest = _fullest(results.piece("ranks", key, BYTES))
-    return RoundMeasures(fullest, p50, p95, _communication_fraction(operations, steps, mean_step_ns))
+    return RoundMeasures(fullest, p50, p95, split_round(operations, _durations(instrumented, steps), mean_step_ns))
 
 
 def _fullest(ranks: Any) -> dict[str, int]:
@@ -99,37 +100,13 @@ def _slowest(steps: _Steps) -> Floats:
     return np.where(np.isinf(longest), np.nan, longest)
 
 
-def _communication_fraction(operations: Any, steps: _Steps | None, mean_step_ns: float) -> float | None:
-    """Each rank's exposed time in each instrumented step, over that step's duration."""
-    if operations is None or not operations.num_rows:
-        return None
-    rank, step = _integers(operations, "rank"), _integers(operations, "step")
-    exposed = _floats(operations, "exposed_ns")
-    if not np.isfinite(exposed).any():
-        return None
-    pairs, place = np.unique(np.stack([rank, step]), axis=1, return_inverse=True)
-    totals = np.bincount(place.ravel(), weights=np.nan_to_num(exposed), minlength=pairs.shape[1])
-    durations = _durations(pairs, steps)
-    durations = np.where(np.isfinite(durations), durations, mean_step_ns)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        fractions = totals / durations
-    fractions = fractions[np.isfinite(fractions)]
-    return float(fractions.mean()) if fractions.size else None
-
-
-def _durations(pairs: Integers, steps: _Steps | None) -> Floats:
-    """Duration of each (rank, step) column of `pairs`, NaN where it is not in the table of steps."""
-    found = np.full(pairs.shape[1], np.nan)
-    if steps is None:
-        return found
-    wanted = np.isin(steps.step, pairs[1])
-    known = {
-        (int(r), int(s)): float(d)
-        for r, s, d in zip(steps.rank[wanted], steps.step[wanted], steps.duration_ns[wanted], strict=True)
-    }
-    for index, (rank, step) in enumerate(pairs.T):
-        found[index] = known.get((int(rank), int(step)), np.nan)
-    return found
+def _durations(instrumented: Integers, steps: _Steps | None) -> dict[tuple[int, int], float]:
+    """Durations by rank and step of the instrumented steps that the table of steps holds."""
+    if steps is None or not instrumented.size:
+        return {}
+    wanted = np.isin(steps.step, instrumented) & np.isfinite(steps.duration_ns)
+    columns = zip(steps.rank[wanted], steps.step[wanted], steps.duration_ns[wanted], strict=True)
+    return {(int(rank), int(step)): float(duration) for rank, step, duration in columns}
 
 
 def _integers(piece: Any, column: str) -> Integers:

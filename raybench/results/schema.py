@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 SCHEMA_MAJOR = 1
-SCHEMA_MINOR = 0
+SCHEMA_MINOR = 1
 
 ColumnType = Literal["text", "int", "float", "bool", "timestamp"]
 Status = Literal["ok", "failed", "out_of_memory", "timeout", "crashed", "skipped"]
@@ -46,6 +46,8 @@ RUNS: dict[str, ColumnType] = {
     "micro_batch_size": "int",
     "num_micro_batches": "int",
     "tokens_per_step": "int",
+    "flops_per_token_6n": "float",
+    "flops_per_token_non_causal": "float",
     "precision": "text",
     "tf32": "bool",
     "optimizer": "text",

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from raybench.models.flops import num_parameters
+from raybench.models.flops import flops_per_token, num_parameters
 from raybench.results.schema import Status
 from raybench.suite.cluster import Cluster, Node
 from raybench.suite.plan import TrackPlan
@@ -130,6 +130,7 @@ class RowMaker:
             "micro_batch_size": work.micro_batch_size,
             "num_micro_batches": work.num_micro_batches,
             "tokens_per_step": batch * work.sequence_length,
+            **{f"flops_per_token_{name}": flops for name, flops in (flops_per_token(work) or {}).items()},
             "precision": work.precision,
             "tf32": work.tf32,
             "optimizer": describe_optimizer(work.optimizer),

@@ -18,6 +18,7 @@ from raybench.parallel.strategy import Context, OptimizerFactory, Strategy
 from raybench.suite.track import Case, Layout, OptimizerConfig, Workload
 from raybench.worker.communication import Recorder
 from raybench.worker.mesh import Groups, Mesh
+from raybench.worker.spans import recorded
 
 OTHER_RANKS_SEED = 1_000_003
 """Added, times the data index, to the seed of a rank's own model: whoever forgets to broadcast is found out."""
@@ -55,7 +56,7 @@ def make_context(
     model.train()
     return Context(
         model=model,
-        loss_sum=make_loss_sum(model, workload.precision),
+        loss_sum=recorded(make_loss_sum(model, workload.precision), mesh.recorder.spans),
         make_optimizer=make_optimizer,
         make_scheduler=lambda optimizer: LambdaLR(
             optimizer, lambda step: learning_rate_factor(workload.optimizer, step)

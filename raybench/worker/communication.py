@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from raybench.worker.spans import Spans
+
 WIRE_FACTOR: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "broadcast": lambda n: (n - 1) / n,
@@ -53,6 +55,7 @@ class Recorder:
         self.marks = marks
         self.device = device
         self.operations: list[Operation] = []
+        self.spans = Spans(device)
         self.step: int | None = None
         self._events: list[tuple[Operation, Any, Any, Any]] = []
         self._origin: tuple[int, Any] = (0, None)
@@ -67,7 +70,8 @@ class Recorder:
             origin.record()
             self._origin = (time.time_ns(), origin)
         try:
-            yield
+            with self.spans.recording(step):
+                yield
         finally:
             self.step = None
             self._resolve_events()

@@ -110,11 +110,13 @@ def measure(
 
     instrumented = time.perf_counter_ns()
     recorder.operations.clear()
+    recorder.spans.found.clear()
     all_recorded = strategy.instrument()
     for index, batch in enumerate(batches[num_timed : num_timed + plan.num_instrumented_steps]):
         with recorder.recording(step=num_timed + index):
             strategy.step(batch)
     operations = list(recorder.operations) if all_recorded else []
+    spans = list(recorder.spans.found) if all_recorded else []
     activation_bytes = _activation_bytes(strategy, batches[-1]) if num_extra else None
     waits = _waits(operations, [mesh.data, mesh.pipeline, mesh.tensor, mesh.all], offset)
     finished = time.perf_counter_ns()
@@ -171,6 +173,17 @@ def measure(
             "exposed_ns": o.exposed_ns,
         }
         for o in operations
+    ]
+    result.operations += [
+        {
+            "sequence": len(operations) + index,
+            "step": span.step,
+            "kind": span.kind,
+            "label": span.label or None,
+            "begin_ns": span.begin_ns,
+            "end_ns": span.end_ns,
+        }
+        for index, span in enumerate(spans)
     ]
     return result
 
