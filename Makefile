@@ -5,8 +5,9 @@ PIP_ARGS ?=
 BENCH_BUDGET_S ?= 400
 BIN := .venv/bin
 INSTALLED := .venv/installed
+BROWSER := .venv/browser
 
-.PHONY: bench install lint test test-all testbed testbed-down clean
+.PHONY: bench browser guide install lint reference test test-all testbed testbed-down clean
 
 bench: $(INSTALLED)  ## every track, small, on a Ray of its own; writes the report
 	$(BIN)/raybench run-all --scale smoke --budget-s $(BENCH_BUDGET_S) --results results
@@ -25,11 +26,28 @@ lint: $(INSTALLED)  ## ruff and strict mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: $(INSTALLED)  ## what every change has to pass
+browser: $(BROWSER)  ## a headless Chromium for the tests of report.html
+
+# Where it can be neither found nor installed, those tests are skipped.
+$(BROWSER): $(INSTALLED)
+	for name in chromium-headless-shell chromium chromium-browser google-chrome; do command -v $$name && break; done \
+	  || { test "$$(id -u)" = 0 && apt-get update -qq \
+	       && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium-headless-shell; } \
+	  || echo "no Chromium: the tests of report.html are skipped"
+	touch $@
+
+test: $(INSTALLED) $(BROWSER)  ## what every change has to pass
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: $(INSTALLED)  ## and what is too long for every change
+test-all: $(INSTALLED) $(BROWSER)  ## and what is too long for every change
 	$(BIN)/python -m pytest
+
+guide: $(INSTALLED)  ## the numbers and figures of docs/guide.md, from results/
+	$(BIN)/python -m raybench.report.guide results docs
+
+reference: $(INSTALLED)  ## results/reference/ anew
+	rm -rf results/reference
+	$(BIN)/python -c 'from raybench.report.reference import reference_folder, write_references as w; w(reference_folder())'
 
 testbed: $(INSTALLED)  ## a cluster of two hosts on this machine, to play with (needs root); `make testbed-down` ends it
 	$(BIN)/python -m tests.testbed up

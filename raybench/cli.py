@@ -12,7 +12,7 @@ import typer
 from raybench import __version__
 from raybench.errors import RequestError
 from raybench.suite.answer import Answer
-from raybench.suite.request import seconds, whole_number
+from raybench.suite.request import above_zero, seconds, whole_number
 from raybench.suite.shell import call
 
 app = typer.Typer(
@@ -78,6 +78,7 @@ NcclEnv = Annotated[
     typer.Option("--nccl-env", metavar="NAME|FILE", help="NCCL settings for every rank, by name or from a file."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, on what, and roughly how long.")]
+SIDE = "A folder, a suite_id in results/, or FOLDER@SUITE_ID"
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else there.")]
 
 
@@ -230,16 +231,39 @@ def _nccl_settings(name: str | None) -> dict[str, str]:
 
 @app.command("report")
 def report(
-    results: Annotated[
-        str, typer.Argument(metavar="[RESULTS]", help="A folder, a suite_id in results/, or FOLDER@SUITE_ID.")
-    ] = "results",
+    results: Annotated[str, typer.Argument(metavar="[RESULTS]", help=f"{SIDE}.")] = "results",
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go.")] = Path("report"),
+    price: Annotated[
+        float | None,
+        typer.Option(
+            "--price",
+            metavar="USD_PER_GPU_HOUR",
+            parser=above_zero("--price", "USD"),
+            help="Adds what a million tokens cost.",
+        ),
+    ] = None,
+    reference: Annotated[bool, typer.Option("--reference", help="Show published numbers beside the rows.")] = False,
+    export: Annotated[
+        str | None, typer.Option("--export", metavar="csv,md,tensorboard,mlflow", help="For other tools, too.")
+    ] = None,
     as_json: Json = False,
 ) -> Answer:
-    """A table of what was measured, and BENCHMARK_SUMMARY.md."""
+    """A table of what was measured; BENCHMARK_SUMMARY.md, report.html and figures."""
     from raybench.suite.commands import report_command
 
-    return report_command(results, out)
+    return report_command(results, out, price=price, reference=reference, exports=export)
+
+
+@app.command("compare")
+def compare(
+    base: Annotated[str, typer.Argument(metavar="BASE", help=f"{SIDE}; several suites with commas between them.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Likewise.")],
+    as_json: Json = False,
+) -> Answer:
+    """Faster, slower or the same, case by case; at least 3 suites a side. Exit code 3 when anything got worse."""
+    from raybench.suite.commands import compare_command
+
+    return compare_command(base, new)
 
 
 @app.command("schedule")

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from raybench.analysis.comparison import Ranking, Ratio, rank_cases, rates, scaling
+from raybench.analysis.efficiency import cost_per_million_tokens
 from raybench.analysis.metrics import summary
 from raybench.analysis.statistics import Estimate
+from raybench.report.details import Details, gather
+from raybench.report.explain import explain
+from raybench.report.reference import Published, published
 from raybench.report.text import count, interval, known, number, percent, plain, size, words
 
 if TYPE_CHECKING:
@@ -31,11 +35,17 @@ class Section:
     suite_id: str
     workload: str
     """What was trained, and how long it was measured."""
+    basis: str
+    """Hardware, scale and gate in a line: what every figure rests on."""
     answer: tuple[str, ...]
+    """What won, by how much."""
+    explanation: tuple[str, ...]
+    """Where the others' time went."""
     cases: pd.DataFrame
-    """Rows of `summary`."""
-    rates: pd.DataFrame
-    """Tokens per second by round and case."""
+    """Rows of `summary`, and `usd_per_million_tokens`."""
+    details: Details
+    published: tuple[Published, ...]
+    """Of other works, where they were asked for."""
 
     @property
     def rows(self) -> list[Any]:
@@ -63,35 +73,70 @@ class Report:
     """What a reader has to know before trusting a number."""
 
 
-def build(results: Results) -> Report:
-    """The report of the newest suite of every track in `results`."""
+def build(results: Results, *, price: float | None = None, references: Results | None = None) -> Report:
+    """The report of the newest suite of every track in `results`.
+
+    Args:
+        price: of one rank, which is one GPU, for an hour, in USD.
+        references: published measurements to be shown beside them.
+    """
     newest = results.latest()
     whole = summary(newest)
+    costs = [
+        cost_per_million_tokens(num_ranks, speed, price)
+        for num_ranks, speed in zip(whole.num_ranks, whole.tokens_per_s, strict=True)
+    ]
+    whole = whole.assign(usd_per_million_tokens=pd.Series(costs, dtype="float64"))
+    details = gather(newest)
+    shown = () if references is None else published(references)
     sections = [
-        _section(newest, cases.reset_index(drop=True))
+        _section(newest, cases.reset_index(drop=True), details, shown)
         for _, cases in whole.groupby(["track"], sort=True, observed=True)
     ]
     warnings = [*_warnings(newest), *(f"Left out: {plain(problem)}" for problem in results.problems)]
     if older := len(results.suite_ids) - len(newest.suite_ids):
         warnings.append(f"{count(older, 'older suite')} in {results.folder} not shown (name one: FOLDER@SUITE_ID)")
-    return Report(tuple(sections), _facts(newest), tuple(warnings))
+    return Report(tuple(sections), _facts(newest) | _peaks(whole), tuple(warnings))
 
 
-def _section(results: Results, cases: pd.DataFrame) -> Section:
+def _section(results: Results, cases: pd.DataFrame, details: Details, shown: Sequence[Published]) -> Section:
     track, suite_id = str(cases.track.iloc[0]), str(cases.suite_id.iloc[0])
     asked = results.asked(suite_id, track)
     runs = results.runs[(results.runs.track == track) & (results.runs.suite_id == suite_id)]
     speeds = rates(runs)
+    own = details.of(suite_id, track)
+    ranking = rank_cases(cases, speeds)
     return Section(
         track=track,
         title=plain(asked.get("title") or track),
         question=plain(asked["question"]) if asked.get("question") else None,
         suite_id=suite_id,
         workload=_workload(runs),
-        answer=_answer(cases, speeds),
+        basis=_basis(cases),
+        answer=_answer(cases, speeds, ranking),
+        explanation=() if ranking is None else explain(cases, ranking, own.late),
         cases=cases,
-        rates=speeds,
+        details=own,
+        published=tuple(row for row in shown if row.track[:2] == track[:2]),
     )
+
+
+def _basis(cases: pd.DataFrame) -> str:
+    device, backend, precision, scale = (_all(cases[n]) for n in ("device", "backend", "precision", "scale"))
+    sizes = cases[cases.num_ranks.notna()]
+    ranks = _range(sizes.num_ranks, "rank")
+    nodes = f" on {_range(sizes.num_nodes, 'node')}" if sizes.num_nodes.notna().any() else ""
+    passed = int((cases.gate == "passed").sum())
+    gate = f"gate passed by {passed} of {count(len(cases), 'case')}"
+    parts = [f"{ranks}{nodes}", device, backend, precision, f"scale {scale}" if scale else "", gate]
+    return ", ".join(part for part in parts if part)
+
+
+def _range(values: Any, noun: str) -> str:
+    if not (known_values := values.dropna()).size:
+        return ""
+    low, high = int(known_values.min()), int(known_values.max())
+    return count(low, noun) if low == high else f"{low}–{high} {noun}s"
 
 
 def _workload(runs: pd.DataFrame) -> str:
@@ -113,8 +158,7 @@ def _workload(runs: pd.DataFrame) -> str:
     return ", ".join(parts)
 
 
-def _answer(cases: pd.DataFrame, speeds: pd.DataFrame) -> tuple[str, ...]:
-    ranking = rank_cases(cases, speeds)
+def _answer(cases: pd.DataFrame, speeds: pd.DataFrame, ranking: Ranking | None) -> tuple[str, ...]:
     if ranking is None:
         passed = int(((cases.status == "ok") & (cases.gate == "passed")).sum())
         verified = f" {count(passed, 'case')} passed the gate." if passed else ""
@@ -188,6 +232,13 @@ def _facts(results: Results) -> dict[str, str]:
         "Results": plain(results.folder),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def _peaks(cases: pd.DataFrame) -> dict[str, str]:
+    """What MFU is a share of, and where that was read."""
+    pairs = cases[["peak_flops_per_s", "peak_source"]].dropna().drop_duplicates()
+    told = [f"{number(speed / 1e12)} TFLOP/s a GPU ({plain(source)})" for speed, source in pairs.to_numpy()]
+    return {"Peak": ", ".join(told)} if told else {}
 
 
 def _node(node: Mapping[str, Any]) -> str:

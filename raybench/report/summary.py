@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raybench.report.content import Report, Section
+from raybench.report.reference import Published
 from raybench.report.terminal import peak_bytes, speed, state_bytes
 from raybench.report.text import interval, known, markdown, milliseconds, number, percent, size, whole, words
 
@@ -20,12 +21,21 @@ COLUMNS: dict[str, Callable[[Any], str]] = {
     "95 % interval": lambda row: interval(row.tokens_per_s_low, row.tokens_per_s_high, 4) or "–",
     "rounds": lambda row: whole(row.rounds),
     "× control": lambda row: number(row.ratio_to_control),
+    "scaling": lambda row: percent(row.scaling_efficiency),
     "step, ms": lambda row: milliseconds(row.step_time_s),
     "exposed comm.": lambda row: percent(row.communication_fraction),
+    "bubble": lambda row: percent(row.bubble_measured),
+    "MFU, 6N": lambda row: percent(row.mfu_6n),
+    "MFU, non-causal": lambda row: percent(row.mfu_non_causal),
+    "USD per million tokens": lambda row: number(row.usd_per_million_tokens),
     "state a rank": lambda row: size(state_bytes(row)),
     "peak a rank": lambda row: size(peak_bytes(row)),
 }
 TEXT_COLUMNS = ("case", "gate")
+PUBLISHED_COLUMNS = (
+    "case", "source", "device", "ranks", "tokens/s", "step, ms", "state a rank", "printed", "known to be wrong"
+)  # fmt: skip
+PUBLISHED_TEXT = ("case", "source", "device", "printed", "known to be wrong")
 
 HOW_TO_READ = """\
 - **gate**: every gradient, and the parameters after a step, were compared with a single-process run of the same model
@@ -33,8 +43,13 @@ HOW_TO_READ = """\
 - **tokens/s**: global tokens of a timed window ÷ its length until the last rank ended; median over rounds, with an
   interval that holds the true median in 95 % of repetitions. One round has no interval.
 - **× control**: tokens/s ÷ (ranks × tokens/s of one process on one rank's batch), measured in the same rounds.
+- **scaling**: speed of a rank ÷ speed of a rank in the track's smallest layout of the same strategy, else of one
+  process.
 - **exposed comm.**: the share of a step in which a rank waited for communication, from instrumented steps outside
   the window.
+- **bubble**: the share of a pipeline's step in which ranks computed nothing, as measured.
+- **MFU**: model FLOPs a second ÷ the GPUs' peak, under two conventions: 6 × parameters in matrix products (6N), and
+  with attention's scores, masked half included (non-causal). A device whose peak is not known has none.
 - **state a rank**: parameters, gradients and optimizer state of the rank that holds most. **peak a rank**: of the
   device's memory; on a CPU of the whole process, libraries included.
 - **peer**: a library's own implementation of the same thing.
@@ -52,7 +67,7 @@ def render(report: Report, figures: Sequence[str] = ()) -> str:
         lines += _section(section)
     if figures:
         lines += ["## Figures", "", *(f"![{name.removesuffix('.png')}]({name})" for name in figures), ""]
-    lines += ["## Where and with what", "", *_grid(["", ""], [[k, markdown(v)] for k, v in report.facts.items()])]
+    lines += ["## Where and with what", "", *grid(["", ""], [[k, markdown(v)] for k, v in report.facts.items()])]
     lines += ["", "## How to read this", "", HOW_TO_READ, ""]
     return "\n".join(lines)
 
@@ -63,20 +78,33 @@ def _section(section: Section) -> Iterator[str]:
         yield from (f"*{markdown(section.question)}*", "")
     for sentence in section.answer:
         yield from (f"**{markdown(sentence)}**", "")
+    for sentence in section.explanation:
+        yield from (markdown(sentence), "")
     rows = section.rows
     columns = {name: [cell(row) for row in rows] for name, cell in COLUMNS.items()}
     columns = {name: cells for name, cells in columns.items() if any(cell != "–" for cell in cells)}
     cells = [list(row) for row in zip(*columns.values(), strict=True)]
-    yield from _grid(list(columns), cells, left=TEXT_COLUMNS)
+    yield from grid(list(columns), cells, left=TEXT_COLUMNS)
     yield ""
     for case, status, reason in section.failures:
         yield f"- {markdown(case)}: **{status}**, {markdown(reason)}"
     if section.failures:
         yield ""
+    if section.published:
+        yield from ("Published by others, on other hardware, with other software and without this gate:", "")
+        cells = [[markdown(cell) for cell in published_cells(row)] for row in section.published]
+        yield from grid(PUBLISHED_COLUMNS, cells, left=PUBLISHED_TEXT)
+        yield ""
     yield from (f"Track `{section.track}`, suite `{section.suite_id}`: {markdown(section.workload)}.", "")
 
 
-def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ("",)) -> Iterator[str]:
+def published_cells(row: Published) -> list[str]:
+    """A published row in the order of `PUBLISHED_COLUMNS`."""
+    numbers = [whole(row.num_ranks), number(row.tokens_per_s, 4), milliseconds(row.step_time_s), size(row.state_bytes)]
+    return [row.case, row.source, row.device, *numbers, row.printed or "–", row.known_wrong or "–"]
+
+
+def grid(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ("",)) -> Iterator[str]:
     """A Markdown table that also reads as plain text."""
     widths = [max(len(cell) for cell in column) for column in zip(titles, *rows, strict=True)]
     widths = [max(width, 3) for width in widths]

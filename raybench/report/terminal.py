@@ -57,6 +57,9 @@ COLUMNS = (
     _Column("±", lambda row: spread(row.tokens_per_s, row.tokens_per_s_low, row.tokens_per_s_high)[2:]),
     _Column("×\ncontrol", lambda row: number(row.ratio_to_control)),
     _Column("step\nms", lambda row: milliseconds(row.step_time_s)),
+    _Column("scaling", lambda row: percent(row.scaling_efficiency, 0), from_width=WIDE + 20),
+    _Column("MFU\n6N", lambda row: percent(row.mfu_6n), from_width=WIDE),
+    _Column("USD per\nM tokens", lambda row: number(row.usd_per_million_tokens), from_width=72),
     _Column("comm.", lambda row: percent(row.communication_fraction), from_width=72),
     _Column("state", lambda row: size(state_bytes(row)), from_width=80),
     _Column("peak", lambda row: size(peak_bytes(row)), from_width=WIDE),
@@ -128,6 +131,8 @@ class _SectionView:
             yield Padding(Text.assemble((f"{case}: {status}", "red"), f", {reason}"), (0, 0, 0, 1))
         for sentence in section.answer:
             yield Padding(Text(sentence, style="bold"), (0, 0, 0, 1))
+        for sentence in section.explanation:
+            yield Padding(Text(sentence), (0, 0, 0, 1))
 
     def _table(self, width: int) -> Table:
         wide = width >= WIDE

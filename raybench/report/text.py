@@ -51,6 +51,14 @@ def size(num_bytes: Any) -> str:
     return f"{number(num_bytes / 1024**power)} {UNITS[power]}"
 
 
+def rate(bytes_per_s: Any) -> str:
+    """In decimal units, as links are sold."""
+    if not known(bytes_per_s):
+        return MISSING
+    power = min(max(int(math.log10(bytes_per_s) // 3), 0), 3) if bytes_per_s > 0 else 0
+    return f"{number(bytes_per_s / 1000**power)} {('B', 'kB', 'MB', 'GB')[power]}/s"
+
+
 def interval(low: Any, high: Any, digits: int = 3) -> str:
     """`low – high`, or nothing where it is unknown."""
     return f"{number(low, digits)} – {number(high, digits)}" if known(low) and known(high) else ""

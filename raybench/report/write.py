@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from raybench.errors import RequestError
-from raybench.report import summary
-from raybench.report.content import build
-from raybench.report.figures import write_figures
+from raybench.report import page, summary
+from raybench.report.content import Report
+from raybench.report.export import export
+from raybench.report.plots import figures
+from raybench.report.png import write_figures
 
-if TYPE_CHECKING:
-    from raybench.results.reader import Results
+FOOT_FACTS = ("Device", "Backend", "Scale", "torch", "Measured")
 
 
-def write_report(results: Results, out: Path) -> list[Path]:
-    """Write the report of `results` into the folder `out`, which is made; the files written.
+def write_report(report: Report, out: Path, exports: Sequence[str] = ()) -> list[Path]:
+    """Write a report into the folder `out`, which is made; the files written.
+
+    Args:
+        exports: names of `raybench.report.export.EXPORTS`.
 
     Raises:
-        RequestError: the folder cannot be written.
+        RequestError: the folder cannot be written, or an export needs what is not installed.
     """
-    report = build(results)
-    path = out / summary.FILE_NAME
+    drawn = figures(report)
+    foot = " · ".join(report.facts[name] for name in FOOT_FACTS if name in report.facts)
+    markdown, html = out / summary.FILE_NAME, out / page.FILE_NAME
     try:
         out.mkdir(parents=True, exist_ok=True)
-        drawn = write_figures(report, results, out)
-        path.write_text(summary.render(report, [figure.name for figure in drawn]), encoding="utf-8")
+        pictures = write_figures(drawn, foot[:180], out)
+        markdown.write_text(summary.render(report, [picture.name for picture in pictures]), encoding="utf-8")
+        html.write_text(page.render(report, drawn), encoding="utf-8")
+        exported = [path for name in exports for path in export(name, report, out)]
     except OSError as error:
         raise RequestError(f"-o {out}: cannot be written ({error.strerror or error})") from None
-    return [path, *drawn]
+    return [markdown, html, *pictures, *exported]

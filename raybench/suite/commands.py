@@ -135,18 +135,43 @@ def where_rows_are(results: str, suite_id: str) -> str:
     return "\n".join(lines)
 
 
-def report_command(results: str, out: Path) -> Answer:
+def report_command(
+    results: str, out: Path, *, price: float | None = None, reference: bool = False, exports: str | None = None
+) -> Answer:
     """The table, and the report's files."""
     from raybench.analysis.metrics import rows
-    from raybench.report.terminal import table
+    from raybench.report.content import build
+    from raybench.report.export import parse_exports
+    from raybench.report.reference import load_references
+    from raybench.report.terminal import tables
     from raybench.report.write import write_report
     from raybench.results.store import load
 
+    wanted = parse_exports(exports)
     loaded = load(results)
-    files = [str(path) for path in write_report(loaded, out)]
+    report = build(loaded, price=price, references=load_references() if reference else None)
+    files = [str(path) for path in write_report(report, out, wanted)]
     text = "\n".join(f"wrote {path}" for path in files)
     body = document(0, rows=rows(loaded), results=str(loaded.folder), files=files, problems=loaded.problems)
-    return Answer(table=table(loaded), text=text, document=body)
+    return Answer(table=tables(report), text=text, document=body)
+
+
+def compare_command(base: str, new: str) -> Answer:
+    """Whether NEW is faster or slower than BASE, case by case; exit code 3 where anything got worse."""
+    from raybench.analysis.compare import CONFIDENCE, MINIMUM_EFFECT, compare, load_side
+    from raybench.report.comparison import comparison_rows, comparison_table, conclusion
+
+    found = compare(load_side(base), load_side(new))
+    code = 3 if any(row.is_regression for row in found) else 0
+    body = document(
+        code,
+        rows=comparison_rows(found),
+        base=base,
+        new=new,
+        confidence=CONFIDENCE,
+        minimum_effect=MINIMUM_EFFECT,
+    )
+    return Answer(exit_code=code, table=comparison_table(found), text=conclusion(found), document=body)
 
 
 def schedule_command(

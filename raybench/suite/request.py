@@ -93,6 +93,11 @@ def whole_number(option: str, least: int) -> Callable[[str], int]:
 
 def seconds(option: str) -> Callable[[str], float]:
     """A parser of the option's value."""
+    return above_zero(option, "seconds")
+
+
+def above_zero(option: str, unit: str) -> Callable[[str], float]:
+    """A parser of the option's value, a finite number above 0."""
 
     def parse(text: str) -> float:
         try:
@@ -100,7 +105,7 @@ def seconds(option: str) -> Callable[[str], float]:
         except ValueError:
             number = 0.0
         if not 0 < number < float("inf"):
-            raise RequestError(f"{option}: {text!r} is not allowed (a number of seconds above 0)")
+            raise RequestError(f"{option}: {text!r} is not allowed (a number of {unit} above 0)")
         return number
 
     return parse

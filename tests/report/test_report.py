@@ -9,12 +9,20 @@ import pytest
 from rich.console import Console
 
 from raybench.errors import RequestError
-from raybench.report import table, terminal_table, write_report
-from raybench.report.content import build
+from raybench.report import build, table, terminal_table, write_report
 from raybench.report.summary import render
 from raybench.report.text import MISSING, markdown, number, percent, plain, size, spread
 from raybench.results.store import Results, Writer, load
-from tests.results.made import REQUEST, TRACK, operation_rows, rank_rows, run_row, skipped_row, write_cases
+from tests.results.made import (
+    REQUEST,
+    TRACK,
+    operation_rows,
+    rank_rows,
+    run_row,
+    skipped_row,
+    write_cases,
+    write_measured,
+)
 
 HOSTILE = "<script>alert(1)</script> | **bold** [x](javascript:y) `code`\n# heading \x1b[31mred\x07 \u202etxet"
 
@@ -94,7 +102,7 @@ def test_markdown_stays_one_table_whatever_the_text(results: Results) -> None:
     assert "\u202e" not in text
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     grids = [re.split(r"(?<!\\)\|", row) for row in rows]
-    assert {len(cells) for cells in grids} == {13, 4}
+    assert {len(cells) for cells in grids} == {14, 4}
     assert "- overlapped: **crashed**, &lt;script&gt;alert(1)" in text
     assert "Some CPU" in text
     assert "suite-1" in text
@@ -102,7 +110,7 @@ def test_markdown_stays_one_table_whatever_the_text(results: Results) -> None:
 
 def test_the_report_is_written_into_a_new_folder(results: Results, tmp_path: Path) -> None:
     out = tmp_path / "new" / "report"
-    written = write_report(results, out)
+    written = write_report(build(results), out)
     assert out / "BENCHMARK_SUMMARY.md" in written
     assert all(path.stat().st_size for path in written)
 
@@ -110,7 +118,7 @@ def test_the_report_is_written_into_a_new_folder(results: Results, tmp_path: Pat
 def test_a_report_that_cannot_be_written_is_one_message(results: Results, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match=r"-o .*file.*cannot be written"):
-        write_report(results, tmp_path / "file")
+        write_report(build(results), tmp_path / "file")
 
 
 def test_one_failure_alone_is_a_report(tmp_path: Path) -> None:
@@ -172,23 +180,28 @@ def test_units() -> None:
 
 
 def test_figures_are_drawn_and_shown_for_what_was_measured(results: Results, tmp_path: Path) -> None:
-    written = write_report(results, tmp_path / "report")
-    assert [path.name for path in written] == ["BENCHMARK_SUMMARY.md", "benchmark.png", "memory.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written[1:])
+    written = write_report(build(results), tmp_path / "report")
+    assert [path.name for path in written] == [
+        "BENCHMARK_SUMMARY.md",
+        "report.html",
+        "benchmark.png",
+        "scaling.png",
+        "memory.png",
+        "architecture.png",
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written[2:])
     text = written[0].read_text(encoding="utf-8")
     assert "](benchmark.png)" in text
     assert "time-split" not in text
 
 
-def test_recorded_operations_are_drawn_as_a_time_split(tmp_path: Path) -> None:
-    operations = operation_rows({(0, 13): [10_000_000], (1, 13): [20_000_000]})
-    times = {"begin_ns": 0, "end_ns": 30_000_000, "wait_ns": 5_000_000}
-    tables = {"runs": [run_row()], "ranks": rank_rows(), "operations": [o | times for o in operations]}
-    Writer(tmp_path, "s").write_round(TRACK, "naive $\\frac{$ <x>", 1, 0, tables)
-    written = write_report(load(tmp_path), tmp_path / "report")
-    assert written[-1].name == "time-split.png"
+def test_all_that_was_recorded_is_drawn(tmp_path: Path) -> None:
+    write_measured(tmp_path, ["naive $\\frac{$ <x>", "bucketed"])
+    written = write_report(build(load(tmp_path)), tmp_path / "report")
+    names = ["benchmark", "scaling", "time-split", "communication", "memory", "convergence", "timelines"]
+    assert [path.stem for path in written[2:]] == [*names, "architecture"]
 
 
 def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
     Writer(tmp_path, "s").write_round("t", "c", 0, 0, {"runs": [skipped_row("no GPU")]})
-    assert len(write_report(load(tmp_path), tmp_path / "report")) == 1
+    assert len(write_report(build(load(tmp_path)), tmp_path / "report")) == 2

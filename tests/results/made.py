@@ -145,3 +145,46 @@ def write_cases(
                 run["peer"] = "torch" if case.startswith("torch") else None
                 writer.write_round(TRACK, case, 1, number, {"runs": [run], "ranks": rank_rows()})
     return load(folder, suite)
+
+
+def span_row(rank: int, kind: str, begin_ms: float, end_ms: float, label: str | None = None) -> Row:
+    """A stretch of a rank's own work in instrumented step 13."""
+    begin, end = int(begin_ms * 1e6), int(end_ms * 1e6)
+    return {"rank": rank, "sequence": 0, "step": 13, "kind": kind, "label": label, "begin_ns": begin, "end_ns": end}
+
+
+def recorded_rows(slower: float = 1.0) -> list[Row]:
+    """One instrumented step of 100 ms of two ranks: rank 1 comes 5 ms late to the one all-reduce."""
+    rows = []
+    for rank in range(2):
+        late = 5 * rank
+        rows += [
+            span_row(rank, "step", 0, 100 * slower),
+            span_row(rank, "forward", 1, 30 + late),
+            span_row(rank, "backward", 30 + late, 75 + late),
+            span_row(rank, "optimizer", 92, 98),
+        ]
+        times = {"begin_ns": int((75 + late) * 1e6), "end_ns": int(90 * slower * 1e6), "wait_ns": int((5 - late) * 1e6)}
+        (operation,) = operation_rows({(rank, 13): [int((90 * slower - 75 - late) * 1e6)]})
+        rows.append(operation | times)
+    return rows
+
+
+def write_measured(folder: Path, cases: Sequence[str], *, rounds: int = 3, **columns: Any) -> None:
+    """A suite of one track with everything that can be recorded; each case is 5 % slower than the one before."""
+    writer = Writer(folder, "suite-1", REQUEST)
+    for index, case in enumerate(cases):
+        slower = 1.05**index
+        for number in range(1, rounds + 1):
+            window = int(1e9 * slower * (1 + 0.002 * number))
+            run = run_row(window_ns=window, peer="torch" if case.startswith("torch") else None, **columns)
+            run["started_at"] = STARTED + timedelta(minutes=10 * number + index)
+            losses = [{**row, "loss": 7 - 0.1 * row["step"]} for row in step_rows([[10**8] * 10] * 2, first=3)]
+            tables = {
+                "runs": [run],
+                "ranks": rank_rows(node_rank=0),
+                "steps": losses,
+                "operations": recorded_rows(slower),
+                "evaluations": [{"step": 12, "loss": 6.0, "accuracy": 0.5, "num_samples": 16}],
+            }
+            writer.write_round(TRACK, case, 1, number, tables)

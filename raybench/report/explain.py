@@ -1,0 +1,74 @@
+"""The words under a track's winner: where the others' time went, who came late, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from raybench.analysis.comparison import Ranking
+from raybench.analysis.split import PARTS
+from raybench.report.text import known, milliseconds, number, percent, plain
+
+NAMES = {
+    "compute": "forward and backward",
+    "communication": "exposed communication",
+    "waiting": "waiting for other ranks",
+    "optimizer": "the optimizer",
+    "other": "the rest",
+}
+WORTH_SAYING = 0.005
+"""Share of the step from which on a difference is mentioned."""
+OFTEN, LATE = 0.7, 0.02
+"""A rank is a straggler that is last in more than this share of operations and later than this share of a step."""
+
+
+def explain(cases: pd.DataFrame, ranking: Ranking, late: pd.DataFrame) -> tuple[str, ...]:
+    """Sentences about one track's timed cases."""
+    rows = {row["case"]: row for row in cases.to_dict("records")}
+    best = rows[ranking.cases[0]]
+    sentences = [*_own(best), *_others(best, [rows[case] for case in ranking.cases[1:]])]
+    sentences += [text for case in ranking.cases for text in _stragglers(rows[case], late)]
+    return (*sentences, *_cost(best, [rows[case] for case in ranking.cases[1:]]))
+
+
+def _own(best: dict[str, Any]) -> Iterator[str]:
+    parts = {part: best[f"{part}_s"] / best["step_time_s"] for part in PARTS if known(best[f"{part}_s"])}
+    if parts and known(best["compute_s"]):
+        told = [f"{percent(share)} in {NAMES[part]}" for part, share in parts.items()]
+        yield f"{plain(best['case'])} spends {', '.join(told[:-1])} and {told[-1]}."
+
+
+def _others(best: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[str]:
+    """Of each slower case, the two parts of the step that it spends most more on."""
+    for row in others:
+        more = row["step_time_s"] - best["step_time_s"]
+        if not more > WORTH_SAYING * best["step_time_s"]:
+            continue
+        parts = {part: row[f"{part}_s"] - best[f"{part}_s"] for part in PARTS}
+        largest = sorted((part for part in parts if known(parts[part])), key=lambda part: -parts[part])
+        told = [
+            f"{milliseconds(parts[part])} ms in {NAMES[part]}"
+            for part in largest[:2]
+            if parts[part] > WORTH_SAYING * best["step_time_s"]
+        ]
+        where = f": {' and '.join(told)}" if told else ""
+        yield f"{plain(row['case'])} takes {milliseconds(more)} ms more a step{where}."
+
+
+def _stragglers(row: dict[str, Any], late: pd.DataFrame) -> Iterator[str]:
+    for rank in late[late.case == row["case"]].itertuples(index=False):
+        if rank.last_share > OFTEN and rank.lateness_s > LATE * row["step_time_s"]:
+            yield (
+                f"Rank {rank.rank} of {plain(row['case'])} is last to begin {percent(rank.last_share, 0)} of its "
+                f"operations and keeps the others {milliseconds(rank.lateness_s)} ms a step."
+            )
+
+
+def _cost(best: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[str]:
+    if not known(best["usd_per_million_tokens"]):
+        return
+    worst = max((row["usd_per_million_tokens"] for row in others), default=None)
+    more = f"; the dearest case takes {number(worst)}" if worst is not None else ""
+    yield f"A million tokens cost {number(best['usd_per_million_tokens'])} USD with {plain(best['case'])}{more}."
