@@ -26,7 +26,7 @@ from tests.traces import made
 from tests.worker import test_loop
 
 FIRST_STEP = 5
-STRATEGIES = ("naive", "bucketed", "torch-ddp", "one-f-one-b")
+STRATEGIES = ("accumulated", "bucketed", "torch-ddp", "zero3", "one-f-one-b")
 
 
 def record(rank, name):
