@@ -12,7 +12,7 @@ import typer
 from raybench import __version__
 from raybench.errors import RequestError
 from raybench.suite.answer import Answer
-from raybench.suite.request import above_zero, seconds, whole_number
+from raybench.suite.numbers import above_zero, seconds, whole_number
 from raybench.suite.shell import call
 
 app = typer.Typer(
@@ -77,6 +77,11 @@ NcclEnv = Annotated[
     str | None,
     typer.Option("--nccl-env", metavar="NAME|FILE", help="NCCL settings for every rank, by name or from a file."),
 ]
+Trace = Annotated[
+    str | None,
+    typer.Option("--trace", metavar="[=N]", help="Trace N steps (2) of every case behind its last window."),
+]
+Nsys = Annotated[bool, typer.Option("--nsys", help="Trace with NVIDIA Nsight Systems instead of torch.profiler.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, on what, and roughly how long.")]
 SIDE = "A folder, a suite_id in results/, or FOLDER@SUITE_ID"
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else there.")]
@@ -121,6 +126,8 @@ def run(
     peers: Peers = True,
     settings: Set = None,
     nccl_env: NcclEnv = None,
+    trace: Trace = None,
+    nsys: Nsys = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> Answer:
@@ -143,6 +150,8 @@ def run_all(
     peers: Peers = True,
     settings: Set = None,
     nccl_env: NcclEnv = None,
+    trace: Trace = None,
+    nsys: Nsys = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> Answer:
@@ -196,6 +205,8 @@ def _run(
     steps: int | None = None,
     warmup: int | None = None,
     repeats: int | None = None,
+    trace: str | None = None,
+    nsys: bool = False,
     budget_s: float | None = None,
     verify_only: bool = False,
 ) -> Answer:
@@ -216,6 +227,8 @@ def _run(
         peers=peers,
         nccl_env=_nccl_settings(nccl_env),
         verify_only=verify_only,
+        trace_steps=asked.traced_steps(trace, with_nsys=nsys),
+        with_nsys=nsys,
     )
     return run_command(request, dry_run=dry_run)
 
@@ -309,6 +322,21 @@ def doctor(
     from raybench.suite.commands import doctor_command
 
     return doctor_command(files or [])
+
+
+@app.command("traces")
+def traces(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder of traces (PyTorch, nsys), or one trace.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go.")] = Path("traces"),
+    select: Annotated[
+        str, typer.Option("--select", metavar="latest|all", help="Of several traces a rank: the newest, or every one.")
+    ] = "latest",
+    as_json: Json = False,
+) -> Answer:
+    """Where the time went, from the profiler's traces: summary.csv and summary.html."""
+    from raybench.traces.command import traces_command
+
+    return traces_command(folder, out, select)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -88,6 +88,16 @@ class Writer:
         self._rounds = {p: n for p, n in rounds.items() if p not in superseded} | {place: name}
         self._started |= set(parts)
 
+    def write_trace(self, track: str, case: str, rank: int, data: bytes) -> None:
+        """Keep a rank's trace, packed by gzip, in the place of an earlier one.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        place = f"traces/{self.suite_id}/{track}/{case}"
+        self.folder.make(place)
+        self.folder.stage(f"{place}/rank_{rank}.json.gz", data).commit()
+
     def _write(self, name: str, parts: Mapping[str, Any], superseded: list[str]) -> None:
         """Stage every part, where a full disk shows; then let them appear, `runs` last."""
         staged: dict[str, Staged] = {}

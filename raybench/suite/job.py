@@ -36,6 +36,10 @@ class Job(BaseModel):
     """With `micro_batch: largest`, what earlier attempts found by case."""
     verify_only: bool = False
     """The gate alone, nothing timed."""
+    trace_steps: int = 0
+    """Steps to trace of every case, after its last round's window."""
+    with_nsys: bool = False
+    """They are traced by nsys, which watches the ranks, instead of torch.profiler."""
     backend: str = "gloo"
     """`nccl` where every rank has a GPU of its own, else `gloo`."""
     world_size: int

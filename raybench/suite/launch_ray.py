@@ -27,6 +27,14 @@ from raybench.worker.main import GROUP_TIMEOUT_S, LOOP, run, wait_until_done
 from raybench.worker.network import choose_interface
 
 UNUSED_CALLBACKS = ("PlacementGroupCleanerCallback", "DatasetsCallback")
+NSIGHT = {
+    "t": "cuda,nvtx",
+    "capture-range": "cudaProfilerApi",
+    "capture-range-end": "repeat",
+    "kill": "none",
+    "o": "'raybench_%h_%p'",
+}
+"""How nsys is started around a worker: it records the traced steps alone."""
 STOP_S = 30.0
 """How long Ray may take to end a job."""
 PATIENCE_S = 5.0
@@ -63,7 +71,7 @@ class RayJob:
             run_config=RunConfig(
                 storage_path=self._storage,
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
-                worker_runtime_env={"env_vars": dict(job.environment)},
+                worker_runtime_env={"env_vars": dict(job.environment), **({"nsight": NSIGHT} if job.with_nsys else {})},
             ),
         )
         self._thread = threading.Thread(target=self._fit, name="ray-train-job", daemon=True)

@@ -20,6 +20,8 @@ class Store(Protocol):
         self, track: str, case: str, attempt: int, round: int, tables: Mapping[str, Sequence[Row]]
     ) -> None: ...
 
+    def write_trace(self, track: str, case: str, rank: int, data: bytes) -> None: ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
@@ -31,5 +33,7 @@ class Means:
     progress: Progress
     patience: Patience = field(default_factory=Patience)
     verify_only: bool = False
+    trace_steps: int = 0
+    with_nsys: bool = False
     replan: Callable[[TrackPlan], TrackPlan] = lambda plan: plan
     """Asked after a job broke: plans the track again for the nodes that are still there."""

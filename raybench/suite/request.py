@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any, Literal, cast
 
 from raybench.errors import RequestError, unknown
 from raybench.suite.catalog import Target
+from raybench.suite.numbers import whole_number
 from raybench.suite.track import ResolvedTrack, Scale
 from raybench.suite.track_file import SCALES
 
 LauncherName = Literal["ray", "torchrun"]
 LAUNCHERS = ("ray", "torchrun")
+DEFAULT_TRACED_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,9 @@ class Request:
     peers: bool = True
     nccl_env: Mapping[str, str] = field(default_factory=dict)
     verify_only: bool = False
+    trace_steps: int = 0
+    """Steps to trace of every case; 0: none."""
+    with_nsys: bool = False
 
     def tracks(self, scale: Scale) -> list[tuple[ResolvedTrack, tuple[str, ...]]]:
         """Every track at `scale` with the cases asked for, and the names of those asked for one by one."""
@@ -59,9 +65,22 @@ class Request:
             raise RequestError("TRACK: none is named (see raybench list)")
         if self.force and self.resume is None:
             raise RequestError("--force: says that --resume may mix code or versions, and --resume is not given")
+        self._check_nsys()
         scales: Sequence[Scale] = ("smoke", "full") if self.scale is None else (self.scale,)
         for scale in scales:
             self.tracks(scale)
+
+    def _check_nsys(self) -> None:
+        if not self.with_nsys:
+            return
+        if self.launcher != "ray":
+            raise RequestError(f"--nsys: Ray starts nsys around its workers, and --launcher is {self.launcher}")
+        if shutil.which("nsys") is None:
+            raise RequestError("--nsys: no nsys on PATH (install NVIDIA Nsight Systems on every node, or use --trace)")
+        if os.environ.get("RAY_ADDRESS", "local") == "local" and "RAY_TMPDIR" not in os.environ:
+            raise RequestError(
+                "--nsys: RAY_TMPDIR is not set, and without it Ray's folder goes at the end, reports too"
+            )
 
     def record(self, scale: Scale) -> dict[str, Any]:
         """What makes two requests the same, as plain data; time limits do not."""
@@ -76,39 +95,11 @@ class Request:
         }
 
 
-def whole_number(option: str, least: int) -> Callable[[str], int]:
-    """A parser of the option's value."""
-
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise RequestError(f"{option}: {text!r} is not allowed (a whole number of at least {least})")
-        return number
-
-    return parse
-
-
-def seconds(option: str) -> Callable[[str], float]:
-    """A parser of the option's value."""
-    return above_zero(option, "seconds")
-
-
-def above_zero(option: str, unit: str) -> Callable[[str], float]:
-    """A parser of the option's value, a finite number above 0."""
-
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = 0.0
-        if not 0 < number < float("inf"):
-            raise RequestError(f"{option}: {text!r} is not allowed (a number of {unit} above 0)")
-        return number
-
-    return parse
+def traced_steps(trace: str | None, *, with_nsys: bool) -> int:
+    """Steps that `--trace`, `--trace=N` or `--nsys` ask for."""
+    if trace is None:
+        return DEFAULT_TRACED_STEPS if with_nsys else 0
+    return whole_number("--trace", 1)(trace) if trace else DEFAULT_TRACED_STEPS
 
 
 def measure_settings(

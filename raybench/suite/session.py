@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,8 @@ def connected(request: Request) -> Iterator[Cluster]:
         return
     from raybench.suite.embedded import connect
 
+    if request.with_nsys:  # else raylets end nsys with its worker, before it has written its report
+        os.environ.setdefault("RAY_process_group_cleanup_enabled", "0")
     with orderly(), connect(), orderly():
         yield probe_ray()
 
@@ -93,6 +96,8 @@ def drive(request: Request, prepared: Prepared, progress: Progress, *, suite_id:
             make_sink=lambda: Sink(host),
             progress=progress,
             verify_only=request.verify_only,
+            trace_steps=request.trace_steps,
+            with_nsys=request.with_nsys,
             replan=_replanner(request, prepared.cluster, progress),
         ),
         budget_s=request.budget_s,

@@ -20,7 +20,7 @@ from raybench.suite.answer import Answer, failure
 
 UsageError: Any = typer.BadParameter.__base__
 """Of typer's own parser, whether it carries click along or imports it."""
-OPTIONAL_VALUES = ("--resume",)
+OPTIONAL_VALUES = ("--resume", "--trace")
 """Options whose value may be left out."""
 LOG_WIDTH = 120
 """Columns of a table where there is no terminal."""

@@ -154,6 +154,8 @@ class TrackRun:
                 if name in wanted and state.batch
             },
             verify_only=self.means.verify_only,
+            trace_steps=self.means.trace_steps,
+            with_nsys=self.means.with_nsys,
             backend=self.plan.backend,
             world_size=world_size,
             deadline_unix_s=self.deadline_unix_s,
@@ -198,6 +200,9 @@ class TrackRun:
             reason = f"its rows cannot be stored: {one_line(error)}"
             self._end_case(state, "failed", reason, attempt=self.attempt, round=complete.round)
             return
+        for part in parts:
+            if part.trace is not None:
+                self.means.store.write_trace(self.name, complete.case, part.rank, part.trace)
         state.done.add(complete.round)
         window_ns, tokens = measured.get("window_ns"), measured.get("tokens")
         speed = tokens / window_ns * 1e9 if window_ns and tokens else None

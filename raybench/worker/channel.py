@@ -59,6 +59,7 @@ class Transfer:
         self._label = label
         self._operation = operation
         self._begun = recorder.event() if operation is not None else None
+        recorder.launched()
 
     def wait(self) -> Tensor:
         """The tensor, once it has arrived: on a GPU for what follows on the compute stream, else for the host.

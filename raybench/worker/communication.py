@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from raybench.traces.label import Label
 from raybench.worker import exchange
 from raybench.worker.spans import Spans
 
@@ -43,6 +44,13 @@ class Marks(Protocol):
     """Where a rank marks its last operation."""
 
     def mark(self, text: str) -> None: ...
+
+
+class Annotations(Protocol):
+    """Who names what is launched in a trace."""
+
+    def launch(self, label: Label) -> None: ...
+    def launched(self) -> None: ...
 
 
 @dataclass
@@ -73,6 +81,8 @@ class Recorder:
         self.step: int | None = None
         self.num_begun = 0
         """Operations begun so far, recorded or not."""
+        self.annotations: Annotations | None = None
+        """Named ranges around launches, while a trace is recorded."""
         self._events: list[tuple[Operation, Any, Any, Any]] = []
         self._origin: tuple[int, Any] = (0, None)
 
@@ -98,12 +108,19 @@ class Recorder:
         if self.step is None:
             return None
         payload = tensor.numel() * tensor.element_size()
+        if self.annotations is not None:
+            self.annotations.launch(Label(kind, axis.name, axis.size, payload, label))
         wire = int(payload * WIRE_FACTOR[kind](axis.size))
         operation = Operation(
             len(self.operations), self.step, kind, label, axis.name, axis.size, payload, wire, time.time_ns()
         )
         self.operations.append(operation)
         return operation
+
+    def launched(self) -> None:
+        """What began last is launched."""
+        if self.annotations is not None:
+            self.annotations.launched()
 
     def event(self) -> Any:
         """A recorded event of the compute stream, or None on a CPU."""
@@ -145,6 +162,7 @@ class Pending:
         self.operation = operation
         self._finish = finish
         self._begun = recorder.event() if operation is not None else None
+        recorder.launched()
         if operation is not None and isinstance(work, dist.Work) and self._begun is None:
             work.get_future().add_done_callback(self._note_end)
 

@@ -28,6 +28,7 @@ from raybench.worker.mesh import Groups, Mesh, shards_of_a_copy
 from raybench.worker.messages import CaseRefused, RoundBegun, RoundRows
 from raybench.worker.presence import Presence, classify
 from raybench.worker.rendezvous import Rendezvous
+from raybench.worker.trace import TracePlan
 
 WAIT_S = 7 * 24 * 3600.0
 """How long a rank may wait for others on the store; the driver's deadlines end it sooner."""
@@ -128,7 +129,8 @@ class _Worker:
                 self.micro_batch_sizes[case.name] = fitting.micro_batch_size
             track, batch = self._timed_track(case)
             columns |= {**batch, **self._control_columns(track, mesh, key.round)}
-            rows = measure(track, case, mesh, self.device, self.recorder, self.offset)
+            tracing = self._tracing(key, mesh)
+            rows = measure(track, case, mesh, self.device, self.recorder, self.offset, tracing)
             if rows.reason is not None:
                 return self._refuse(case, key, mesh, "failed", rows.reason, columns)
         self._send(case, key, mesh, columns, rows)
@@ -178,6 +180,22 @@ class _Worker:
         release(self.device)
         return None
 
+    def _tracing(self, key: RoundKey, mesh: Mesh) -> TracePlan | None:
+        """A case is traced once, in its last round: profilers may leave a process slower than it was."""
+        last = max(other.round for other in self.job.rounds if other.case == key.case)
+        if not self.job.trace_steps or key.round != last:
+            return None
+        about = {
+            "suite_id": self.job.suite_id,
+            "track": self.job.track.track,
+            "case": key.case,
+            "round": key.round,
+            "rank": self.rank,
+            "ranks": list(mesh.ranks),
+            "clock_offset_ns": self.offset.offset_ns,
+        }
+        return TracePlan(num_steps=self.job.trace_steps, with_nsys=self.job.with_nsys, about=about)
+
     def _gate(self, case: Case, mesh: Mesh) -> dict[str, Any]:
         """The gate's columns; the gate runs in the case's first round and not again."""
         if case.name not in self.gate_columns:
@@ -226,6 +244,7 @@ class _Worker:
                 steps=rows.steps if rows else [],
                 evaluations=rows.evaluations if rows and self.leader else [],
                 operations=rows.operations if rows else [],
+                trace=rows.trace if rows else None,
             )
         )
         reset_peaks(self.device)

@@ -21,6 +21,7 @@ from raybench.worker.communication import Axis, Operation, Recorder
 from raybench.worker.evaluate import evaluate
 from raybench.worker.memory import ActivationMeter, peak_device_bytes, peak_rss_bytes, reset_peaks
 from raybench.worker.mesh import Mesh
+from raybench.worker.trace import TracePlan, record_trace
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Measurement:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     """The same on every rank."""
     operations: list[dict[str, Any]] = field(default_factory=list)
+    trace: bytes | None = None
+    """A traced round's, packed by gzip."""
     reason: str | None = None
     """Why the round does not count."""
 
@@ -85,6 +88,7 @@ def measure(
     device: torch.device,
     recorder: Recorder,
     offset: ClockOffset,
+    tracing: TracePlan | None = None,
 ) -> Measurement:
     """Measure one round; every rank of the case calls it together."""
     workload, plan = track.workload, track.measure
@@ -125,11 +129,16 @@ def measure(
     waits = _waits(operations, list(dict.fromkeys(mesh.axes.values())), offset)
     waits.update(waits_for_peer(operations, mesh.pipeline, offset))
     finished = time.perf_counter_ns()
+    trace = None
+    if tracing is not None:
+        marks.mark("tracing")
+        more = [source.batch(len(batches) + i, mesh.data.index).to(device) for i in range(tracing.num_batches)]
+        trace = record_trace(tracing, strategy, more, recorder, len(batches))
 
     strategy.close()
     del strategy
     release(device)
-    result = Measurement(evaluations=evaluations)
+    result = Measurement(evaluations=evaluations, trace=trace)
     if not all(map(math.isfinite, window.losses)):
         bad = next(i for i, loss in enumerate(window.losses) if not math.isfinite(loss))
         result.reason = f"loss is {window.losses[bad]} in step {plan.num_warmup_steps + bad}"

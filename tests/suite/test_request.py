@@ -11,7 +11,8 @@ import pytest
 from raybench.errors import RequestError
 from raybench.results.store import request_hash
 from raybench.suite.catalog import parse_targets
-from raybench.suite.request import Request, default_results, measure_settings, new_suite_id, seconds, whole_number
+from raybench.suite.numbers import seconds, whole_number
+from raybench.suite.request import Request, default_results, measure_settings, new_suite_id
 from raybench.suite.resume import find_suite
 
 
