@@ -139,10 +139,11 @@ def summary(results: Results) -> pd.DataFrame:
 
 def _bubbles(results: Results) -> dict[CaseKey, dict[str, float]]:
     """The columns of `BUBBLE` of every case with a pipeline."""
-    return {
-        (row.suite_id, row.track, row.case): {name: getattr(row, name.removeprefix("bubble_")) for name in BUBBLE}
-        for row in bubble(results).itertuples(index=False)
-    }
+    columns = {name: name.removeprefix("bubble_") for name in BUBBLE}
+    found = bubble(results)
+    keys = zip(found.suite_id.astype(str), found.track.astype(str), found.case.astype(str), strict=True)
+    values = zip(*([float(v) for v in found[name]] for name in columns.values()), strict=True)
+    return {key: dict(zip(columns, row, strict=True)) for key, row in zip(keys, values, strict=True)}
 
 
 def _with_scaling(frame: pd.DataFrame, results: Results) -> pd.DataFrame:

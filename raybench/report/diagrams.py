@@ -106,7 +106,7 @@ def _rank(ax: Any, place: tuple[float, float], rank: int) -> None:
 def _arrow(
     ax: Any, begin: tuple[float, float], end: tuple[float, float], *, shrink: float = 2, both: bool = False
 ) -> None:
-    style = {"arrowstyle": "<|-|>" if both else "-|>", "mutation_scale": 11, "color": MUTED, "lw": 1.2}
+    style: dict[str, Any] = {"arrowstyle": "<|-|>" if both else "-|>", "mutation_scale": 11, "color": MUTED, "lw": 1.2}
     ax.add_patch(FancyArrowPatch(begin, end, shrinkA=shrink, shrinkB=shrink, **style))
 
 

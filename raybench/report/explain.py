@@ -26,7 +26,7 @@ OFTEN, LATE = 0.7, 0.02
 
 def explain(cases: pd.DataFrame, ranking: Ranking, late: pd.DataFrame) -> tuple[str, ...]:
     """Sentences about one track's timed cases."""
-    rows = {row["case"]: row for row in cases.to_dict("records")}
+    rows = {str(row["case"]): {str(name): v for name, v in row.items()} for row in cases.to_dict("records")}
     best = rows[ranking.cases[0]]
     sentences = [*_own(best), *_others(best, [rows[case] for case in ranking.cases[1:]])]
     sentences += [text for case in ranking.cases for text in _stragglers(rows[case], late)]

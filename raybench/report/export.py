@@ -62,10 +62,10 @@ def _csv(report: Report, out: Path) -> list[Path]:
 def _markdown(report: Report, out: Path) -> list[Path]:
     table = _table(report)
     table = table[[name for name in table if table[name].notna().any()]]
-    lines = [list(table), ["---"] * len(table.columns)]
+    lines: list[list[str]] = [[str(name) for name in table], ["---"] * len(table.columns)]
     lines += [[markdown(value) if known(value) else "" for value in row] for row in table.itertuples(index=False)]
     path = out / "summary.md"
-    path.write_text("".join(f"| {' | '.join(map(str, line))} |\n" for line in lines), encoding="utf-8")
+    path.write_text("".join(f"| {' | '.join(line)} |\n" for line in lines), encoding="utf-8")
     return [path]
 
 

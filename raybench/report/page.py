@@ -118,7 +118,7 @@ def render(report: Report, all_figures: Sequence[Figure]) -> str:
 
 def drawn(section: Section, all_figures: Sequence[Figure]) -> list[Drawn]:
     """The figures of one track."""
-    found = []
+    found: list[Drawn] = []
     for figure in all_figures:
         for track, chart, basis in figure.charts:
             if track == section.track:

@@ -10,7 +10,7 @@ import pandas as pd
 from raybench.analysis.split import PARTS
 from raybench.analysis.timeline import Lane
 from raybench.report.architecture import architecture
-from raybench.report.charts import Bar, Bars, Chart, Figure, Line, Lines, Row, Rows, Stretch
+from raybench.report.charts import Bar, Bars, Chart, Figure, Line, Lines, Row, Rows, Stretch, Tone
 from raybench.report.content import Report, Section
 from raybench.report.simulated import simulated
 from raybench.report.text import interval, known, milliseconds, number, percent, plain, rate, size, spread, words
@@ -149,9 +149,11 @@ def _bars(
 
 
 def _bar(row: Any, text: str, parts: tuple[tuple[str, float], ...], measure: str | None = None) -> Bar:
+    tone: Tone = "peer" if known(row.peer) else "own"
     low, high = (getattr(row, f"{measure}_{end}") if measure else None for end in ("low", "high"))
-    bounds = (float(low), float(high)) if known(low) and known(high) else (None, None)
-    return Bar(_label(row), text, parts, *bounds, tone="peer" if known(row.peer) else "own")
+    if low is None or high is None or not known(low) or not known(high):
+        return Bar(_label(row), text, parts, tone=tone)
+    return Bar(_label(row), text, parts, float(low), float(high), tone=tone)
 
 
 def _missing(row: Any, otherwise: str) -> Bar:

@@ -62,8 +62,8 @@ def published(references: Results) -> tuple[Published, ...]:
         told = json.loads(run["environment"])
         state = None
         if (key := (run["suite_id"], run["track"], run["case"])) in held.index:
-            parts = held.loc[[key], ["parameter_bytes", "gradient_bytes", "optimizer_bytes"]].sum(axis=1, min_count=3)
-            state = int(parts.max()) if parts.notna().any() else None
+            parts = held[held.index == key][["parameter_bytes", "gradient_bytes", "optimizer_bytes"]].dropna()
+            state = int(parts.to_numpy(int).sum(axis=1).max()) if len(parts) else None
         seconds = float(run["window_ns"]) / 1e9 if known(run["window_ns"]) else None
         rows.append(
             Published(

@@ -100,7 +100,8 @@ def _launch_waits(events: Events, busy: Times) -> Times:
     gap_begin, gap_end = busy[:-1, 1], busy[1:, 0]
     first = np.minimum(np.searchsorted(begins, gap_end), begins.size - 1)
     waits: Times = np.stack([gap_begin, np.clip(launched[first], gap_begin, gap_end)], axis=1)
-    return waits[(begins[first] == gap_end) & (waits[:, 1] > waits[:, 0])]
+    kept: Times = waits[(begins[first] == gap_end) & (waits[:, 1] > waits[:, 0])]
+    return kept
 
 
 def no_steps() -> Steps:
