@@ -52,8 +52,9 @@ class TimedBlock(nn.Module):
         begin = time.perf_counter()
         timing = _Timing(*(len(hidden) * seconds for seconds in self._seconds_each))
         # The order of these lines lets autograd compute the input gradient before the weight gradient.
-        scale = 1 + _WeightGradient.apply(self.weight.sum(0) * len(self.weight) ** -0.5, timing)
-        output = _InputGradient.apply(hidden, timing) * scale
+        factor = self.weight.sum(0) * len(self.weight) ** -0.5
+        scale: Tensor = 1 + _WeightGradient.apply(factor, timing)  # type: ignore[no-untyped-call]
+        output: Tensor = _InputGradient.apply(hidden, timing) * scale  # type: ignore[no-untyped-call]
         if output.requires_grad:
             output.register_hook(timing.begin)  # called before each pass back through the product
         take(timing.forward_s, hidden.device, since=begin)
@@ -79,7 +80,7 @@ class _InputGradient(torch.autograd.Function):
         return hidden.view_as(hidden)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         take(ctx.timing.input_gradient_s, gradient.device, since=ctx.timing.since_s)
         ctx.timing.begin()
         return gradient, None
@@ -94,7 +95,7 @@ class _WeightGradient(torch.autograd.Function):
         return scale.view_as(scale)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         take(ctx.timing.weight_gradient_s, gradient.device, since=ctx.timing.since_s)
         return gradient, None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raybench.analysis.bubble import round_operations, schedule_of, timelines
 from raybench.parallel.pipeline.draw import save_png
 
 if TYPE_CHECKING:
-    from raybench.results.reader import Results
+    from raybench.results.reader import Results, RoundKey
 
 
 def write_timelines(results: Results, out: Path) -> list[Path]:
@@ -17,7 +17,7 @@ def write_timelines(results: Results, out: Path) -> list[Path]:
 
     Cases without a pipeline, and peers, whose actions are not recorded, have none.
     """
-    last = {}
+    last: dict[tuple[str, ...], tuple[RoundKey, dict[str, Any]]] = {}
     for key, run in zip(results.rounds, results.runs.to_dict("records"), strict=True):
         if run["status"] == "ok":
             last[key[:3]] = (key, {str(name): value for name, value in run.items()})

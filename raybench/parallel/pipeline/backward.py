@@ -36,7 +36,7 @@ class Pass:
 
     def backward(self, gradient: Tensor) -> Tensor | None:
         """Add the weight gradients to the parameters; the gradient of the entry, if there is one."""
-        torch.autograd.backward([self._root], [gradient])  # type: ignore[arg-type, list-item]
+        torch.autograd.backward([self._root], [gradient])
         return None if self.entry is None else self.entry.grad
 
 
@@ -73,8 +73,8 @@ class SplitPass:
         edges = [edge for weights in self._weights for edge in weights.asked_edges()]
         hooks = [weights.catch() for weights in self._weights]
         found = torch.autograd.grad(
-            [root],  # type: ignore[arg-type, list-item]
-            [self.entry, *edges],
+            [root],
+            [get_gradient_edge(self.entry), *edges],
             [gradient],
             retain_graph=True,
         )
@@ -141,7 +141,7 @@ class _Weights:
 
     def accumulate(self) -> None:
         torch.autograd.backward(
-            self._roots,  # type: ignore[arg-type]
+            self._roots,
             self._gradients,
             inputs=self.parameters,
         )
