@@ -58,6 +58,7 @@ class ScheduleRunner:
         self.is_split = any(action.kind is Kind.WEIGHT_GRADIENT for action in self.actions)
         self.gradient_kind = Kind.INPUT_GRADIENT if self.is_split else Kind.BACKWARD
         self._like: dict[object, Like] = {}
+        mesh.open_channels()
 
     def run(self, batch: Batch, observer: BackwardObserver) -> Tensor:
         batch = recut(batch, self.schedule.num_micro_batches)
