@@ -26,12 +26,15 @@ SPIN_S = 150e-6
 
 @dataclass
 class _Timing:
-    """What one pass of a block takes, in seconds, and when the gradient of its output arrived."""
+    """What one pass of a block takes, in seconds, and since when the part that is next has been under way."""
 
     forward_s: float
     input_gradient_s: float
     weight_gradient_s: float
-    arrived_s: float = 0.0
+    since_s: float = 0.0
+
+    def begin(self, *_: object) -> None:
+        self.since_s = time.perf_counter()
 
 
 class TimedBlock(nn.Module):
@@ -49,8 +52,11 @@ class TimedBlock(nn.Module):
         begin = time.perf_counter()
         timing = _Timing(*(len(hidden) * seconds for seconds in self._seconds_each))
         # The order of these lines lets autograd compute the input gradient before the weight gradient.
-        scale = 1 + _WeightGradient.apply(self.weight.sum(0) * len(self.weight) ** -0.5, timing)
-        output: Tensor = _Arrival.apply(_InputGradient.apply(hidden, timing) * scale, timing)
+        factor = self.weight.sum(0) * len(self.weight) ** -0.5
+        scale: Tensor = 1 + _WeightGradient.apply(factor, timing)  # type: ignore[no-untyped-call]
+        output: Tensor = _InputGradient.apply(hidden, timing) * scale  # type: ignore[no-untyped-call]
+        if output.requires_grad:
+            output.register_hook(timing.begin)  # called before each pass back through the product
         take(timing.forward_s, hidden.device, since=begin)
         return output
 
@@ -65,20 +71,6 @@ class TimedGPT(GPT):
         self.blocks = nn.ModuleList(TimedBlock(config, micro_batch_size) for _ in range(config.num_layers))
 
 
-class _Arrival(torch.autograd.Function):
-    """Notes when the gradient of a block's output arrives."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, timing: _Timing) -> Tensor:
-        ctx.timing = timing
-        return hidden.view_as(hidden)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        ctx.timing.arrived_s = time.perf_counter()
-        return gradient, None
-
-
 class _InputGradient(torch.autograd.Function):
     """Lets the gradient of a block's input go once its time is over."""
 
@@ -88,8 +80,9 @@ class _InputGradient(torch.autograd.Function):
         return hidden.view_as(hidden)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        take(ctx.timing.input_gradient_s, gradient.device, since=ctx.timing.arrived_s)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        take(ctx.timing.input_gradient_s, gradient.device, since=ctx.timing.since_s)
+        ctx.timing.begin()
         return gradient, None
 
 
@@ -102,8 +95,8 @@ class _WeightGradient(torch.autograd.Function):
         return scale.view_as(scale)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        take(ctx.timing.weight_gradient_s, gradient.device, since=time.perf_counter())
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        take(ctx.timing.weight_gradient_s, gradient.device, since=ctx.timing.since_s)
         return gradient, None
 
 

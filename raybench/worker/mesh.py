@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from itertools import groupby
 
+import torch
 import torch.distributed as dist
 
 from raybench.errors import RequestError
@@ -144,3 +145,17 @@ class Mesh:
         first = self.tensor.index // size * size
         ranks = self.tensor.ranks[first : first + size]
         return Axis("tensor part", ranks, self._rank, self._groups.get(ranks), self.recorder)
+
+    def open_channels(self) -> None:
+        """Let every channel between neighbours of this rank's pipeline carry something, in one order on all ranks.
+
+        NCCL makes the communicator of a channel when it is first used, and waits there for the other end: a receive
+        that is posted early would wait for a send that can only follow it.
+        """
+        size = self.pipeline.size
+        pairs = {(place, (place + step) % size) for place in range(size) for step in (1, -1)}
+        for source, destination in sorted(pairs):
+            if self.pipeline.index in (source, destination):
+                channel, token = self.channel(source, destination), torch.zeros(1, device=self.recorder.device)
+                is_sender = self.pipeline.index == source
+                (channel.send if is_sender else channel.receive)(token, label="opening").wait()

@@ -24,6 +24,7 @@ from raybench.data.batches import Batches
 from raybench.parallel.pipeline.plan import TWINS, make_plan
 from raybench.parallel.strategy import Strategy
 from raybench.suite.track import Case, ModelConfig, Workload
+from raybench.worker import cores
 from raybench.worker.build import build_strategy
 from raybench.worker.channel import waits_for_peer
 from raybench.worker.clock import ClockOffset
@@ -66,6 +67,11 @@ Built = dict[str, Strategy]
 
 def case_of(name: str, size: int) -> Case:
     return Case(name="case", layout={"pipeline": size}, strategy={"pipeline": name})
+
+
+def pin(rank: Rank) -> None:
+    """Keep to a core of one's own, or to one shared, as ranks of a suite do."""
+    cores.pin(cores.share_of(cores.available(), rank.rank, rank.world_size))
 
 
 def window(rank: Rank, work: Workload, name: str, num_steps: int) -> tuple[float, list[dict[str, Any]]]:
@@ -147,6 +153,7 @@ def main() -> None:
     num_rounds, num_steps = (*numbers, *(5, 5)[len(numbers) :])
     pool = Pool(2 if is_gpt else 4)
     try:
+        pool.run(pin)
         (gpt if is_gpt else schedules)(pool, num_rounds, num_steps)
     finally:
         pool.close()

@@ -103,7 +103,7 @@ class _Module(nn.Module):
 
     def begin(self, micro_batches: Sequence[MicroBatch], *, num_trials: int) -> None:
         """A step begins; `num_trials` more passes of the first micro-batch come before it."""
-        self._micro_batches = [*micro_batches[:1] * num_trials, *micro_batches]
+        self._micro_batches = [*[micro_batches[0]] * num_trials, *micro_batches]
 
     def forward(self, given: Tensor) -> Tensor:
         inputs = self._micro_batches.pop(0).inputs

@@ -36,7 +36,7 @@ class Pass:
 
     def backward(self, gradient: Tensor) -> Tensor | None:
         """Add the weight gradients to the parameters; the gradient of the entry, if there is one."""
-        torch.autograd.backward([self._root], [gradient])  # type: ignore[arg-type, list-item]
+        torch.autograd.backward([self._root], [gradient])
         return None if self.entry is None else self.entry.grad
 
 
@@ -73,8 +73,8 @@ class SplitPass:
         edges = [edge for weights in self._weights for edge in weights.asked_edges()]
         hooks = [weights.catch() for weights in self._weights]
         found = torch.autograd.grad(
-            [root],  # type: ignore[arg-type, list-item]
-            [self.entry, *edges],
+            [root],
+            [get_gradient_edge(self.entry), *edges],
             [gradient],
             retain_graph=True,
         )
@@ -111,6 +111,7 @@ class _Weights:
     edges: list[GradientEdge]
     """To what lies between it and its weights."""
     parameters: list[nn.Parameter]
+    _arrived: list[Gradients] = field(default_factory=list)
     _roots: list[GradientEdge] = field(default_factory=list)
     _gradients: list[Tensor] = field(default_factory=list)
 
@@ -125,22 +126,22 @@ class _Weights:
         """Note the gradient that arrives at the node; what is returned ends that."""
         if self.in_python:
             return lambda: None
-
-        def note(arriving: Gradients) -> None:
-            known = [(GradientEdge(self.node, place), g) for place, g in enumerate(arriving) if g is not None]
-            self._roots, self._gradients = [edge for edge, _ in known], [g for _, g in known]
-
-        handle = self.node.register_prehook(note)
+        # The hook knows no node: a node that holds a hook that holds the node would outlive its use.
+        handle = self.node.register_prehook(self._arrived.append)
         return handle.remove
 
     def take(self, found: Iterator[Tensor]) -> None:
-        """Take the gradients of `asked_edges` from all that were found."""
+        """Take what was caught, or the gradients of `asked_edges` from all that were found."""
         if self.in_python:
             self._roots, self._gradients = self.edges, [next(found) for _ in self.edges]
+            return
+        known = [(place, gradient) for place, gradient in enumerate(self._arrived.pop()) if gradient is not None]
+        self._roots = [GradientEdge(self.node, place) for place, _ in known]
+        self._gradients = [gradient for _, gradient in known]
 
     def accumulate(self) -> None:
         torch.autograd.backward(
-            self._roots,  # type: ignore[arg-type]
+            self._roots,
             self._gradients,
             inputs=self.parameters,
         )

@@ -58,6 +58,7 @@ class ScheduleRunner:
         self.is_split = any(action.kind is Kind.WEIGHT_GRADIENT for action in self.actions)
         self.gradient_kind = Kind.INPUT_GRADIENT if self.is_split else Kind.BACKWARD
         self._like: dict[object, Like] = {}
+        mesh.open_channels()
 
     def run(self, batch: Batch, observer: BackwardObserver) -> Tensor:
         batch = recut(batch, self.schedule.num_micro_batches)
@@ -206,34 +207,39 @@ class _Step:
                     self._backward(action, given)
 
     def _forward(self, action: Action, given: Tensor | None) -> None:
-        runner, stage = self.runner, self.runner.stages[action.stage]
-        inputs = self.batch.micro_batches[action.micro_batch].inputs
-        if not runner.is_split:
+        passed: Pass | SplitPass
+        if self.runner.is_split:
+            passed, output = self._split_forward(action, given)
+        else:
             entry = None if given is None else leaf(given)
             output = self._rest(action, entry, recompute=None)
-            self._passes[action.stage, action.micro_batch] = Pass(entry, output)
-        else:
-            with runner.autocast():
-                embedded = stage.embed(inputs) if given is None else None
-            entry = leaf(given if embedded is None else embedded)
-            if not stage.recompute:
-                output = self._rest(action, entry, recompute=False)
-                split = SplitPass(entry, output, embedded=embedded)
-            else:
-                state = runner.random_state()
-                with torch.no_grad():
-                    output = self._rest(action, entry, recompute=False)
-
-                def again() -> Tensor:
-                    with runner.random_state_of(state):
-                        return self._rest(action, entry, recompute=False)
-
-                split = SplitPass(entry, None, forward=again, embedded=embedded)
-            self._passes[action.stage, action.micro_batch] = split
-        if stage.is_last:
+            passed = Pass(entry, output)
+        self._passes[action.stage, action.micro_batch] = passed
+        if self.runner.stages[action.stage].is_last:
             self.loss += output.detach()
         else:
             self._outputs[action] = output.detach()
+
+    def _split_forward(self, action: Action, given: Tensor | None) -> tuple[SplitPass, Tensor]:
+        """The pass, and the output; with recomputation only the stage's input is kept of it."""
+        runner, stage = self.runner, self.runner.stages[action.stage]
+        embedded: Tensor | None = None
+        if given is None:
+            with runner.autocast():
+                given = embedded = stage.embed(self.batch.micro_batches[action.micro_batch].inputs)
+        entry = leaf(given)
+        if not stage.recompute:
+            output = self._rest(action, entry, recompute=False)
+            return SplitPass(entry, output, embedded=embedded), output
+        state = runner.random_state()
+        with torch.no_grad():
+            output = self._rest(action, entry, recompute=False)
+
+        def again() -> Tensor:
+            with runner.random_state_of(state):
+                return self._rest(action, entry, recompute=False)
+
+        return SplitPass(entry, None, forward=again, embedded=embedded), output
 
     def _rest(self, action: Action, entry: Tensor | None, *, recompute: bool | None) -> Tensor:
         """The stage's output from its entry: hidden states, or the last stage's share of the loss."""

@@ -7,7 +7,10 @@ from itertools import combinations_with_replacement, pairwise
 import pytest
 
 from raybench.errors import RequestError
+from raybench.models.build import outline
 from raybench.parallel.pipeline.balance import balance, placed
+from raybench.parallel.pipeline.stage import Costs, counted_costs
+from raybench.suite.track import ModelConfig, Workload
 
 
 @pytest.mark.parametrize("num_layers", range(1, 14))
@@ -61,3 +64,16 @@ def test_a_case_may_say_how_many_layers_each_stage_holds():
     ]:
         with pytest.raises(RequestError, match=message):
             placed(layers, num_layers=6, num_stages=3)
+
+
+def test_costs_are_counted_from_the_model():
+    """The published GPT: its head weighs five layers, its embedding next to nothing; a timed model's layers alone."""
+    work = Workload(micro_batch_size=2, sequence_length=128)
+    costs = counted_costs(outline(work, 0), work)
+    assert len(set(costs.blocks)) == 1
+    assert costs.head / costs.blocks[0] == pytest.approx(5.3, abs=0.1)
+    assert costs.embedding / costs.blocks[0] == pytest.approx(0.02, abs=0.01)
+    stages = balance(costs.blocks, num_stages=2, embedding=costs.embedding, head=costs.head)
+    assert [len(stage) for stage in stages] == [9, 3]
+    timed = Workload(model=ModelConfig(name="timed", num_layers=4))
+    assert counted_costs(outline(timed, 0), timed) == Costs(0.0, [1.0] * 4, 0.0)

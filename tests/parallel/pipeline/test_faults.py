@@ -87,6 +87,21 @@ def test_gradient_and_norm_do_not_depend_on_the_number_of_micro_batches(pools, s
             assert norm_error < 1e-5
 
 
+def in_bf16(rank: Rank, schedule: str) -> float:
+    work = workload(DEEP, num_micro_batches=2, precision="bf16")
+    strategy = build(rank, work, pipeline_case(schedule, 4))
+    batch = Batches(work, 1).batch(0, 0)
+    strategy.step(batch)
+    errors = errors_against_control(rank, work, strategy, batch)
+    strategy.close()
+    return max(errors.values())
+
+
+@pytest.mark.parametrize("schedule", ["one-f-one-b", "zero-bubble"])
+def test_bf16_is_that_of_one_process(pools, schedule):
+    assert all(error < 1e-3 for error in pools(4).run(in_bf16, schedule))
+
+
 def large_tensors(rank: Rank, schedule: str, options: dict[str, object]) -> float | None:
     """One step whose activations are 8 MiB each, as they are sent."""
     work = workload(WIDE, sequence_length=1024, micro_batch_size=4, num_micro_batches=4)
