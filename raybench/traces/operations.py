@@ -200,7 +200,7 @@ class _Finder:
         group, text = next((m.group for m in said if m.group), ""), ""
         if label is not None and (own := Label.parse(self._events.names[self._events.name[label]])) is not None:
             collective = spoken_collective(own.kind) or collective
-            group, size, payload, text = own.axis, own.group_size, own.payload_bytes, own.label
+            group, size, payload, text = own.group, own.group_size, own.payload_bytes, own.label
         return label, Operation(
             collective=collective,
             begin=int(self._events.begin[row]),

@@ -28,6 +28,7 @@ class Channel:
     ) -> None:
         """`ranks` are the sender and the receiver, of which `rank` is one."""
         self.name = name
+        self.ranks = ranks
         self._peer = ranks[1 - ranks.index(rank)]
         self._group = group
         self._recorder = recorder

@@ -35,6 +35,7 @@ class Among(Protocol):
     """Whom an operation is among: an axis, or the two ends of a channel."""
 
     name: str
+    ranks: tuple[int, ...]
 
     @property
     def size(self) -> int: ...
@@ -109,7 +110,7 @@ class Recorder:
             return None
         payload = tensor.numel() * tensor.element_size()
         if self.annotations is not None:
-            self.annotations.launch(Label(kind, axis.name, axis.size, payload, label))
+            self.annotations.launch(Label.of(kind, axis.name, axis.ranks, payload, label))
         wire = int(payload * WIRE_FACTOR[kind](axis.size))
         operation = Operation(
             len(self.operations), self.step, kind, label, axis.name, axis.size, payload, wire, time.time_ns()

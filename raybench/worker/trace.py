@@ -76,6 +76,8 @@ def record_trace(
     Returns:
         The trace, packed by gzip; None under nsys, which keeps its own.
     """
+    recorder.operations.clear()
+    recorder.spans.found.clear()
     recorder.annotations = Annotations(plan.with_nsys)
     try:
         if plan.with_nsys:

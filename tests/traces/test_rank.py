@@ -156,11 +156,17 @@ def test_operation_that_nothing_tells(tmp_path):
 
 
 def test_raybenchs_own_label(tmp_path):
-    label = Label("all_reduce", "data", 2, 4096, "bucket 0: a:b")
+    label = Label.of("all_reduce", "data", (0, 2), 4096, "bucket 0: a:b")
     assert Label.parse(str(label)) == label
     events = [made.annotation(str(label), 0, 9), made.annotation("gloo:all_reduce", 2, 40)]
     (found,) = operations(tmp_path, events)
-    assert (found.group, found.group_size, found.payload_bytes, found.label) == ("data", 2, 4096, "bucket 0: a:b")
+    assert (found.group, found.group_size, found.payload_bytes, found.label) == (
+        "data [0,2]",
+        2,
+        4096,
+        "bucket 0: a:b",
+    )
+    assert Label.of("all_reduce", "data", range(0, 32, 2), 1, "").group == "data [0,2…30]"
 
 
 def test_waits_for_launches(tmp_path):
