@@ -64,7 +64,8 @@ def _curve(results: Results, rounds: pd.DataFrame) -> pd.Series[float]:
     for column in ("suite_id", "track", "case", "round"):
         steps = steps[steps[column] == first[column]]
     own = steps[steps["rank"] == steps["rank"].min()]
-    return own.set_index("step").loss.astype("float64")
+    losses: pd.Series[float] = own.set_index("step").loss.astype("float64")
+    return losses
 
 
 def _deviation(own: np.ndarray, control: np.ndarray) -> float:

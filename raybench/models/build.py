@@ -62,7 +62,8 @@ def materialize(
     of its own, as for a model without weights.
     """
     if isinstance(model, MadeByName):
-        model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+        apply: Callable[[Callable[[Tensor], Tensor]], nn.Module] = model._apply
+        apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
         model.tie_weights()
         initialize(model, seed, parts, _read_weights(workload) if seed == workload.seed else NO_WEIGHTS)
     else:

@@ -35,8 +35,9 @@ class Among(Protocol):
     """Whom an operation is among: an axis, or the two ends of a channel."""
 
     name: str
-    ranks: tuple[int, ...]
 
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
     @property
     def size(self) -> int: ...
 

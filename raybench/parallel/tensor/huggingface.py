@@ -99,4 +99,4 @@ def _surround(module: nn.Module, axis: Axis, label: str, dropout: float = 0.0) -
         with drawn_apart(axis, torch.device(hidden_states.device)):
             return inner(hidden_states, *args, **kwargs)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
