@@ -60,7 +60,7 @@ class _Saved:
     """A tensor kept for backward; counted until autograd lets go of it."""
 
     def __init__(self, meter: ActivationMeter, tensor: Tensor, pointer: int, num_bytes: int) -> None:
-        self.tensor = tensor
+        self.tensor = tensor.detach()  # an operation that keeps its own output would otherwise keep itself
         self._meter, self._pointer, self._num_bytes = meter, pointer, num_bytes
         meter.add(pointer, num_bytes)
 
