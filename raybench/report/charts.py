@@ -69,7 +69,7 @@ class Bars:
         """The largest value to be drawn. Intervals wider than half the longest bar are cut: they say nothing."""
         longest = max((bar.total for bar in self.bars), default=0.0)
         ends = [min(bar.high, 1.5 * longest) for bar in self.bars if bar.high is not None and bar.parts]
-        return max([longest, *ends, *([] if self.mark is None else [self.mark])]) or 1.0
+        return max([longest, *ends, *([] if self.mark is None else [1.02 * self.mark])]) or 1.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Lines:
 
     @property
     def series(self) -> tuple[str, ...]:
-        return tuple(line.label for line in self.lines)
+        return tuple(dict.fromkeys(line.label for line in self.lines))
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,9 @@ def convergence(section: Section) -> Lines | None:
     lines = []
     for (case, data), rows in losses.groupby(["case", "data"], sort=False):
         points = tuple((float(step), float(loss)) for step, loss in zip(rows.step, rows.loss, strict=True))
-        label = f"{plain(case)}, held out" if data == "evaluation" else plain(case)
-        lines.append(Line(label, points, dashed=data == "evaluation"))
-    return Lines(section.title, "loss", "step", tuple(lines)) if lines else None
+        lines.append(Line(plain(case), points, dashed=data == "evaluation"))
+    unit = "loss; dashed: on held-out data" if any(line.dashed for line in lines) else "loss"
+    return Lines(section.title, unit, "step", tuple(lines)) if lines else None
 
 
 def timelines(section: Section) -> Rows | None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
 from raybench.report.charts import Bars, Chart, Figure, Lines, Nodes, Rows, colors, ticks
-from raybench.report.text import milliseconds
+from raybench.report.text import milliseconds, plain
 
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
 SHADES = {
@@ -75,13 +75,15 @@ def _num_rows(chart: Chart) -> float:
     if isinstance(chart, Rows):
         return sum(len(rows) + 0.9 for _, rows in chart.groups)
     if isinstance(chart, Nodes):
-        return sum(1.5 + 1.7 * max(len(ranks) for _, ranks in nodes) for _, nodes in chart.groups)
+        return sum(2.0 + 1.7 * max(len(ranks) for _, ranks in nodes) for _, nodes in chart.groups)
     return 8
 
 
 def _panel(ax: Any, chart: Chart, basis: str) -> None:
-    ax.set_title(chart.title, loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=28)
-    ax.text(0, 1.0, f"{basis}\n{chart.unit}", transform=ax.transAxes, va="bottom", fontsize=7.5, color=MUTED)
+    ax.set_title(plain(chart.title, 90), loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=28)
+    under = f"{plain(basis, 120)}\n{chart.unit}"
+    text = ax.text(0, 1.0, under, transform=ax.transAxes, va="bottom", fontsize=7.5, color=MUTED)
+    text.set_in_layout(False)
     ax.set_axisbelow(True)
     ax.tick_params(length=0, labelcolor=MUTED, labelsize=8)
     for side in ax.spines.values():
@@ -179,7 +181,7 @@ def _nodes(ax: Any, chart: Nodes) -> None:
                 ax.barh(y, 0.008, left=left + width * 0.02, height=1.45, color=SHADES[shades[holder.series]], zorder=3)
                 text = f"{holder.label}\n{holder.text}"
                 ax.text(left + width * 0.02 + 0.016, y, text, fontsize=8, color=INK, va="center", zorder=4)
-        place += 1.5 + 1.7 * tallest
+        place += 2.0 + 1.7 * tallest
     ax.set_ylim(place, -0.3)
     ax.set_xlim(0, 1)
     ax.set_xticks([])

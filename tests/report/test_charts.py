@@ -44,6 +44,9 @@ def test_the_words_say_where_the_others_time_went(results: Results) -> None:
     assert second.startswith("naive takes 5.0")
     assert third.startswith("torch-ddp takes 10.")
     assert "ms in exposed communication" in third
+    assert section.explanation[3].startswith(
+        "Rank 1 comes last to most operations and keeps the others waiting: 5.00 ms a step in bucketed, 5.00"
+    )
 
 
 def test_a_chart_is_one_picture_with_a_name(results: Results) -> None:
@@ -62,7 +65,7 @@ def test_bars_are_as_long_as_their_values() -> None:
     picture = ET.fromstring(str(draw(bars, "x", "t", "d")))
     rects = [rect.attrib for rect in picture.iter("rect")]
     assert [(r["x"], r["width"]) for r in rects] == [("0.000%", "25.000%"), ("25.000%", "75.000%")]
-    assert [text.text for text in picture.iter("text")][:1] == ["0"]
+    assert [text.text for text in picture.iter("text")][:1] == ["0.0"]
     assert {"a <b>", "failed"} <= {text.text for text in picture.iter("text")}
 
 
