@@ -94,6 +94,11 @@ class Lines:
     def series(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(line.label for line in self.lines))
 
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """Of each line, the first the widest: where curves are equal all of them are seen."""
+        return tuple(2 + min(1.5 * place, 12) for place in reversed(range(len(self.lines))))
+
 
 @dataclass(frozen=True)
 class Stretch:

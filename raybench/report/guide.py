@@ -20,7 +20,7 @@ from raybench.report.diagrams import collectives, tensor_parallel
 from raybench.report.plots import figures
 from raybench.report.png import write_figures
 from raybench.report.summary import grid
-from raybench.report.text import markdown, milliseconds, number, percent, size
+from raybench.report.text import markdown, milliseconds, number, percent, size, whole
 from raybench.results.store import load
 
 GUIDE = "guide.md"
@@ -58,7 +58,7 @@ def _throughput(report: Report) -> str:
         [
             markdown(section.track),
             markdown(row.case),
-            number(row.num_ranks),
+            whole(row.num_ranks),
             number(row.tokens_per_s, 4),
             number(row.ratio_to_control),
             milliseconds(row.step_time_s),
@@ -96,7 +96,7 @@ def _answers(report: Report) -> str:
 
 def _where(report: Report) -> str:
     facts = [f"{name} {report.facts[name]}" for name in ("Device", "Backend", "Scale", "torch") if name in report.facts]
-    return f"Measured with {markdown(', '.join(facts))}."
+    return f"Measured on {markdown(', '.join(facts))}."
 
 
 _NUMBERS: dict[str, Callable[[Report], str]] = {"throughput": _throughput, "shares": _shares, "answers": _answers}

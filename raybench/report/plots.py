@@ -106,7 +106,8 @@ def convergence(section: Section) -> Lines | None:
     for (case, data), rows in losses.groupby(["case", "data"], sort=False):
         points = tuple((float(step), float(loss)) for step, loss in zip(rows.step, rows.loss, strict=True))
         lines.append(Line(plain(case), points, dashed=data == "evaluation"))
-    unit = "loss; dashed: on held-out data" if any(line.dashed for line in lines) else "loss"
+    unit = "loss; equal curves lie on one another, the first is the widest"
+    unit += "; dashed: on held-out data" if any(line.dashed for line in lines) else ""
     return Lines(section.title, unit, "step", tuple(lines)) if lines else None
 
 

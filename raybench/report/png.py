@@ -10,6 +10,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
+from matplotlib.transforms import ScaledTranslation
 
 from raybench.report.charts import Bars, Chart, Figure, Lines, Nodes, Rows, colors, ticks
 from raybench.report.text import milliseconds, plain
@@ -29,12 +30,14 @@ TONES = {"own": "#0969da", "peer": "#8c959f", "bad": "#cf222e", "muted": "#59636
 WIDTH_IN, ROW_IN, DPI = 9.0, 0.34, 160
 HEAD_IN = 1.0
 """Of a panel: title, unit, legend, axis."""
+TITLE_PAD = 28
+"""Points between a panel and its title, in which its basis and unit stand."""
 LABEL: dict[str, Any] = {
     "va": "center",
     "color": INK,
     "fontsize": 8.5,
     "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1.0},
-    "zorder": 1,
+    "zorder": 2.8,
 }
 
 
@@ -80,7 +83,7 @@ def _num_rows(chart: Chart) -> float:
 
 
 def _panel(ax: Any, chart: Chart, basis: str) -> None:
-    ax.set_title(plain(chart.title, 90), loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=28)
+    ax.set_title(plain(chart.title, 90), loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=TITLE_PAD)
     under = f"{plain(basis, 120)}\n{chart.unit}"
     text = ax.text(0, 1.0, under, transform=ax.transAxes, va="bottom", fontsize=7.5, color=MUTED)
     text.set_in_layout(False)
@@ -94,8 +97,10 @@ def _legend(ax: Any, names: dict[str, str]) -> None:
     if names:
         handles = [Patch(facecolor=SHADES[shade], label=name) for name, shade in names.items()]
         ax.legend(
-            handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False, fontsize=7.5,
-            labelcolor=MUTED, handlelength=1, handleheight=1, borderaxespad=0.1, columnspacing=1.2,
+            handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles) if len(handles) < 7 else 4,
+            bbox_transform=ax.transAxes + ScaledTranslation(0, TITLE_PAD / 72, ax.figure.dpi_scale_trans),
+            frameon=False, fontsize=7.5, labelcolor=MUTED, handlelength=1, handleheight=1, borderaxespad=0.1,
+            columnspacing=1.2,
         )  # fmt: skip
 
 
@@ -129,10 +134,10 @@ def _bars(ax: Any, chart: Bars) -> None:
 
 def _lines(ax: Any, chart: Lines) -> None:
     shades = colors(chart.series)
-    for line in chart.lines:
+    for line, width in zip(chart.lines, chart.widths, strict=True):
         x, y = zip(*line.points, strict=True)
         style = {"ls": (0, (4, 2)) if line.dashed else "-", "marker": "o" if len(x) == 1 else None, "ms": 3}
-        ax.plot(x, y, color=SHADES[shades[line.label]], lw=1.5, label=line.label, **style)
+        ax.plot(x, y, color=SHADES[shades[line.label]], lw=0.8 * width, label=line.label, **style)
     ax.set_xlabel(chart.x_unit, fontsize=8, color=MUTED)
     ax.grid(color=GRID, lw=0.7)
     _legend(ax, shades)
