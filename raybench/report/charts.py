@@ -20,7 +20,8 @@ COLORS: Mapping[str, str] = {
     "other": "grey",
     "forward": "teal",
     "backward": "green",
-    "weight": "yellow",
+    "input_gradient": "green",
+    "weight_gradient": "yellow",
 }
 """Colour of a series that means the same in every figure; the rest take turns."""
 TURNS = ("blue", "orange", "teal", "purple", "yellow", "green", "red", "grey")

@@ -118,9 +118,8 @@ def timelines(section: Section) -> Rows | None:
         if found is None or len(groups) >= MOST_TIMELINES:
             continue
         groups.append((plain(row.case), tuple(_lane(lane) for lane in found.lanes[:MOST_RANKS])))
-        if known(row.pipeline_strategy):
-            rows = simulated(found, str(row.pipeline_strategy), int(row.pipeline_size))
-            groups += [] if rows is None else [(f"{plain(row.case)}, simulated", rows)]
+        allowed = section.details.simulated.get((section.suite_id, section.track, row.case))
+        groups += [] if allowed is None else [(f"{plain(row.case)}, simulated", simulated(allowed))]
     return Rows(section.title, "milliseconds of one instrumented step", tuple(groups)) if groups else None
 
 
