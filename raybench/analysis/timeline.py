@@ -66,7 +66,8 @@ def timeline(results: Results, key: RoundKey) -> Timeline | None:
         begin_s=(rows.begin_ns + rows.offset_ns - origin) / 1e9, end_s=(rows.end_ns + rows.offset_ns - origin) / 1e9
     )
     step_s = float(rows.end_s[rows.kind == STEP].max())
-    lanes = tuple(_lane(int(str(rank)), group, step_s) for rank, group in rows.groupby("rank"))
+    ranks = sorted({int(rank) for rank in rows["rank"]})
+    lanes = tuple(_lane(rank, rows[rows["rank"] == rank], step_s) for rank in ranks)
     return Timeline(step_s, lanes)
 
 

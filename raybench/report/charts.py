@@ -20,7 +20,8 @@ COLORS: Mapping[str, str] = {
     "other": "grey",
     "forward": "teal",
     "backward": "green",
-    "weight": "yellow",
+    "input_gradient": "green",
+    "weight_gradient": "yellow",
 }
 """Colour of a series that means the same in every figure; the rest take turns."""
 TURNS = ("blue", "orange", "teal", "purple", "yellow", "green", "red", "grey")
@@ -69,7 +70,7 @@ class Bars:
         """The largest value to be drawn. Intervals wider than half the longest bar are cut: they say nothing."""
         longest = max((bar.total for bar in self.bars), default=0.0)
         ends = [min(bar.high, 1.5 * longest) for bar in self.bars if bar.high is not None and bar.parts]
-        return max([longest, *ends, *([] if self.mark is None else [self.mark])]) or 1.0
+        return max([longest, *ends, *([] if self.mark is None else [1.02 * self.mark])]) or 1.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,12 @@ class Lines:
 
     @property
     def series(self) -> tuple[str, ...]:
-        return tuple(line.label for line in self.lines)
+        return tuple(dict.fromkeys(line.label for line in self.lines))
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """Of each line, the first the widest: where curves are equal all of them are seen."""
+        return tuple(2 + min(1.5 * place, 12) for place in reversed(range(len(self.lines))))
 
 
 @dataclass(frozen=True)

@@ -170,8 +170,8 @@ def _answer(cases: pd.DataFrame, speeds: pd.DataFrame, ranking: Ranking | None) 
 
 
 def _winner(cases: pd.DataFrame, ranking: Ranking) -> str:
-    best = ranking.cases[0]
-    row = cases[cases.case == best].iloc[0]
+    best = plain(ranking.cases[0])
+    row = cases[cases.case == ranking.cases[0]].iloc[0]
     rate = Estimate(row.tokens_per_s, _known(row.tokens_per_s_low), _known(row.tokens_per_s_high), int(row.rounds))
     speed = f"{number(rate.value, 4)} tokens/s{_between(rate, '95 % interval ')}"
     if ranking.over_second is None:
@@ -182,13 +182,13 @@ def _winner(cases: pd.DataFrame, ranking: Ranking) -> str:
     elif second.is_clear:
         sentence = f"{best} was fastest, {speed}: {_times(second)}"
     else:
-        sentence = f"{best} and {second.other} are the same within noise: {_times(second)}, {best} at {speed}"
+        sentence = f"{best} and {plain(second.other)} are the same within noise: {_times(second)}, {best} at {speed}"
     more = [_times(r) for r in (ranking.over_peer, ranking.over_slowest) if r is not None]
     return f"{'; '.join([sentence, *more])}."
 
 
 def _times(ratio: Ratio) -> str:
-    return f"{number(ratio.estimate.value, 4)} × {ratio.other}{_between(ratio.estimate)}"
+    return f"{number(ratio.estimate.value, 4)} × {plain(ratio.other)}{_between(ratio.estimate)}"
 
 
 def _between(estimate: Estimate, name: str = "") -> str:
@@ -209,7 +209,8 @@ def _scaled(ratio: Ratio) -> str:
     between = ""
     if estimate.low is not None:
         between = f" ({percent(estimate.low)} – {percent(estimate.high)})"
-    return f"A rank of {ratio.case} keeps {percent(estimate.value)}{between} of the speed of a rank of {ratio.other}."
+    speed = f"{percent(estimate.value)}{between} of the speed of a rank of {plain(ratio.other)}"
+    return f"A rank of {plain(ratio.case)} keeps {speed}."
 
 
 def _facts(results: Results) -> dict[str, str]:

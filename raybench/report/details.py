@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from raybench.analysis.bubble import round_operations, schedule_of, timelines
 from raybench.analysis.communication import communication, stragglers
 from raybench.analysis.convergence import convergence
 from raybench.analysis.timeline import Timeline, timeline
+from raybench.parallel.pipeline.simulate import Timeline as Simulated
 from raybench.results.reader import in_threads
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ class Details:
     """Rows of `stragglers`."""
     losses: pd.DataFrame
     timelines: dict[tuple[str, str, str], Timeline]
+    simulated: dict[tuple[str, str, str], Simulated]
+    """Of pipelines: the step that the schedule allows with the measured times of its actions."""
     placements: dict[tuple[str, str, str], pd.DataFrame]
     """Where each case's ranks were, in the order of its mesh: rank, node."""
 
@@ -37,6 +41,7 @@ class Details:
             part(self.late),
             part(self.losses),
             {key: value for key, value in self.timelines.items() if key[:2] == (suite_id, track)},
+            {key: value for key, value in self.simulated.items() if key[:2] == (suite_id, track)},
             {key: value for key, value in self.placements.items() if key[:2] == (suite_id, track)},
         )
 
@@ -49,15 +54,24 @@ def gather(results: Results) -> Details:
         if ok and (key[:3] not in measured or key[3] > measured[key[:3]][3]):
             measured[key[:3]] = key
     keys = list(measured.values())
-    timelines = in_threads(lambda key: timeline(results, key), keys)
+    measured_steps = in_threads(lambda key: timeline(results, key), keys)
+    simulations = in_threads(lambda key: _simulation(results, key), keys)
     placements = in_threads(lambda key: _placement(results, key), keys)
     return Details(
         communication(results),
         stragglers(results),
         convergence(results),
-        {key[:3]: found for key, found in zip(keys, timelines, strict=True) if found is not None},
+        {key[:3]: found for key, found in zip(keys, measured_steps, strict=True) if found is not None},
+        {key[:3]: found for key, found in zip(keys, simulations, strict=True) if found is not None},
         {key[:3]: found for key, found in zip(keys, placements, strict=True) if len(found)},
     )
+
+
+def _simulation(results: Results, key: RoundKey) -> Simulated | None:
+    run = results.runs.iloc[results.rounds.index(key)]
+    schedule = schedule_of({str(name): value for name, value in run.items()})
+    found = None if schedule is None else timelines(schedule, round_operations(results, key))
+    return None if found is None else found[1]
 
 
 def _placement(results: Results, key: RoundKey) -> pd.DataFrame:

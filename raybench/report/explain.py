@@ -26,11 +26,11 @@ OFTEN, LATE = 0.7, 0.02
 
 def explain(cases: pd.DataFrame, ranking: Ranking, late: pd.DataFrame) -> tuple[str, ...]:
     """Sentences about one track's timed cases."""
-    rows = {str(row["case"]): {str(name): v for name, v in row.items()} for row in cases.to_dict("records")}
-    best = rows[ranking.cases[0]]
-    sentences = [*_own(best), *_others(best, [rows[case] for case in ranking.cases[1:]])]
-    sentences += [text for case in ranking.cases for text in _stragglers(rows[case], late)]
-    return (*sentences, *_cost(best, [rows[case] for case in ranking.cases[1:]]))
+    records = [{str(name): value for name, value in row.items()} for row in cases.to_dict("records")]
+    rows = {row["case"]: row for row in records}
+    ranked = [rows[case] for case in ranking.cases]
+    best, others = ranked[0], ranked[1:]
+    return (*_own(best), *_others(best, others), *_stragglers(ranked, late), *_cost(best, others))
 
 
 def _own(best: dict[str, Any]) -> Iterator[str]:
@@ -57,13 +57,17 @@ def _others(best: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[str]
         yield f"{plain(row['case'])} takes {milliseconds(more)} ms more a step{where}."
 
 
-def _stragglers(row: dict[str, Any], late: pd.DataFrame) -> Iterator[str]:
-    for rank in late[late.case == row["case"]].itertuples(index=False):
-        if rank.last_share > OFTEN and rank.lateness_s > LATE * row["step_time_s"]:
-            yield (
-                f"Rank {rank.rank} of {plain(row['case'])} is last to begin {percent(rank.last_share, 0)} of its "
-                f"operations and keeps the others {milliseconds(rank.lateness_s)} ms a step."
-            )
+def _stragglers(rows: list[dict[str, Any]], late: pd.DataFrame) -> Iterator[str]:
+    """Ranks that keep the others waiting, each with the cases in which it does."""
+    found: dict[int, list[str]] = {}
+    for row in rows:
+        for rank in late[late.case == row["case"]].itertuples(index=False):
+            if rank.last_share > OFTEN and rank.lateness_s > LATE * row["step_time_s"]:
+                found.setdefault(int(rank.rank), []).append(
+                    f"{milliseconds(rank.lateness_s)} ms a step in {plain(row['case'])}"
+                )
+    for number_of_rank, cases in sorted(found.items()):
+        yield f"Rank {number_of_rank} comes last to most operations and keeps the others waiting: {', '.join(cases)}."
 
 
 def _cost(best: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[str]:

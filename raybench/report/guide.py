@@ -20,15 +20,15 @@ from raybench.report.diagrams import collectives, tensor_parallel
 from raybench.report.plots import figures
 from raybench.report.png import write_figures
 from raybench.report.summary import grid
-from raybench.report.text import markdown, milliseconds, number, percent, size
+from raybench.report.text import markdown, milliseconds, number, percent, size, whole
 from raybench.results.store import load
 
 GUIDE = "guide.md"
 MEASURED = ("benchmark", "time-split", "communication")
 """Figures of the report that the guide shows."""
 BLOCK = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-GRADIENTS = 6
-"""Layers of the drawn backward pass, each with a gradient to be summed."""
+GRADIENTS, LAYER_S = 6, 1e-3
+"""Layers of the drawn backward pass, each with a gradient to be summed, and the time of one."""
 
 
 def write_guide(report: Report, docs: Path) -> list[Path]:
@@ -58,7 +58,7 @@ def _throughput(report: Report) -> str:
         [
             markdown(section.track),
             markdown(row.case),
-            number(row.num_ranks),
+            whole(row.num_ranks),
             number(row.tokens_per_s, 4),
             number(row.ratio_to_control),
             milliseconds(row.step_time_s),
@@ -96,7 +96,7 @@ def _answers(report: Report) -> str:
 
 def _where(report: Report) -> str:
     facts = [f"{name} {report.facts[name]}" for name in ("Device", "Backend", "Scale", "torch") if name in report.facts]
-    return f"Measured with {markdown(', '.join(facts))}."
+    return f"Measured on {markdown(', '.join(facts))}."
 
 
 _NUMBERS: dict[str, Callable[[Report], str]] = {"throughput": _throughput, "shares": _shares, "answers": _answers}
@@ -112,46 +112,50 @@ def _schedules(path: Path) -> Path:
 
 def _ladder() -> Figure:
     """When gradients move, rung by rung, over one backward pass of equal layers."""
-    compute, transfer = 1.0, 0.6
     groups = (
-        ("accumulated: after backward, one blocking all-reduce a parameter", _after(compute, transfer)),
-        ("hooked: inside backward, blocking", _blocking(compute, transfer)),
-        ("overlapped: inside backward, asynchronous", _overlapped(compute, transfer, 1)),
-        ("bucketed: asynchronous, several gradients at a time", _overlapped(compute, 0.8 * transfer, 2)),
+        ("accumulated: after backward, one blocking all-reduce a parameter", _after()),
+        ("hooked: inside backward, blocking", _blocking()),
+        ("overlapped: inside backward, asynchronous", _overlapped(1)),
+        ("bucketed: asynchronous, two gradients at a time", _overlapped(2)),
     )
-    chart = Rows("Backward, then the optimizer", "equal layers, all-reduce 0.6 of a layer's backward", groups)
+    unit = "ms; backward takes 1 ms a layer, an all-reduce 0.6 ms and 0.7 ms for each gradient in it"
+    chart = Rows("Backward, then the optimizer", unit, groups)
     alternative = "Backward and communication of four strategies on the time axis"
     return Figure("ladder", "When gradients move", alternative, (("", chart, "a drawing, not a measurement"),))
 
 
-def _after(compute: float, transfer: float) -> tuple[Row, ...]:
-    end = GRADIENTS * compute
-    sent = [Stretch("communication", end + k * transfer, end + (k + 1) * transfer) for k in range(GRADIENTS)]
+def _after() -> tuple[Row, ...]:
+    end, took = GRADIENTS * LAYER_S, _transfer_s(1)
+    sent = [Stretch("communication", end + k * took, end + (k + 1) * took) for k in range(GRADIENTS)]
     return (_row([Stretch("backward", 0, end), *sent], sent),)
 
 
-def _blocking(compute: float, transfer: float) -> tuple[Row, ...]:
+def _blocking() -> tuple[Row, ...]:
     work, sent, now = [], [], 0.0
     for _ in range(GRADIENTS):
-        work.append(Stretch("backward", now, now + compute))
-        sent.append(Stretch("communication", now + compute, now + compute + transfer))
-        now += compute + transfer
+        ready, now = now + LAYER_S, now + LAYER_S + _transfer_s(1)
+        work.append(Stretch("backward", ready - LAYER_S, ready))
+        sent.append(Stretch("communication", ready, now))
     return (_row([*work, *sent], sent),)
 
 
-def _overlapped(compute: float, transfer: float, bucket: int) -> tuple[Row, ...]:
-    backward = GRADIENTS * compute
+def _overlapped(bucket: int) -> tuple[Row, ...]:
+    backward = GRADIENTS * LAYER_S
     sent, free = [], 0.0
     for last in range(bucket, GRADIENTS + 1, bucket):
-        begin = max(free, last * compute)
-        free = begin + bucket * transfer
+        begin = max(free, last * LAYER_S)
+        free = begin + _transfer_s(bucket)
         sent.append(Stretch("communication", begin, free))
     return (_row([Stretch("backward", 0, backward), Stretch("communication", backward, free)], sent),)
 
 
+def _transfer_s(num_gradients: int) -> float:
+    return 0.6e-3 + 0.7e-3 * num_gradients
+
+
 def _row(thick: list[Stretch], thin: list[Stretch]) -> Row:
     end = max(stretch.end for stretch in thick)
-    return Row("rank 0", (*thick, Stretch("optimizer", end, end + 0.5)), tuple(thin))
+    return Row("a rank", (*thick, Stretch("optimizer", end, end + LAYER_S / 2)), tuple(thin))
 
 
 def _sharded() -> Figure:

@@ -105,9 +105,10 @@ def convergence(section: Section) -> Lines | None:
     lines = []
     for (case, data), rows in losses.groupby(["case", "data"], sort=False):
         points = tuple((float(step), float(loss)) for step, loss in zip(rows.step, rows.loss, strict=True))
-        label = f"{plain(case)}, held out" if data == "evaluation" else plain(case)
-        lines.append(Line(label, points, dashed=data == "evaluation"))
-    return Lines(section.title, "loss", "step", tuple(lines)) if lines else None
+        lines.append(Line(plain(case), points, dashed=data == "evaluation"))
+    unit = "loss; equal curves lie on one another, the first is the widest"
+    unit += "; dashed: on held-out data" if any(line.dashed for line in lines) else ""
+    return Lines(section.title, unit, "step", tuple(lines)) if lines else None
 
 
 def timelines(section: Section) -> Rows | None:
@@ -117,9 +118,8 @@ def timelines(section: Section) -> Rows | None:
         if found is None or len(groups) >= MOST_TIMELINES:
             continue
         groups.append((plain(row.case), tuple(_lane(lane) for lane in found.lanes[:MOST_RANKS])))
-        if known(row.pipeline_strategy):
-            rows = simulated(found, str(row.pipeline_strategy), int(row.pipeline_size))
-            groups += [] if rows is None else [(f"{plain(row.case)}, simulated", rows)]
+        allowed = section.details.simulated.get((section.suite_id, section.track, row.case))
+        groups += [] if allowed is None else [(f"{plain(row.case)}, simulated", simulated(allowed))]
     return Rows(section.title, "milliseconds of one instrumented step", tuple(groups)) if groups else None
 
 

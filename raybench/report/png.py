@@ -10,9 +10,10 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
+from matplotlib.transforms import ScaledTranslation
 
 from raybench.report.charts import Bars, Chart, Figure, Lines, Nodes, Rows, colors, ticks
-from raybench.report.text import milliseconds
+from raybench.report.text import milliseconds, plain
 
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
 SHADES = {
@@ -29,12 +30,14 @@ TONES = {"own": "#0969da", "peer": "#8c959f", "bad": "#cf222e", "muted": "#59636
 WIDTH_IN, ROW_IN, DPI = 9.0, 0.34, 160
 HEAD_IN = 1.0
 """Of a panel: title, unit, legend, axis."""
+TITLE_PAD = 28
+"""Points between a panel and its title, in which its basis and unit stand."""
 LABEL: dict[str, Any] = {
     "va": "center",
     "color": INK,
     "fontsize": 8.5,
     "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1.0},
-    "zorder": 1,
+    "zorder": 2.8,
 }
 
 
@@ -75,13 +78,15 @@ def _num_rows(chart: Chart) -> float:
     if isinstance(chart, Rows):
         return sum(len(rows) + 0.9 for _, rows in chart.groups)
     if isinstance(chart, Nodes):
-        return sum(1.5 + 1.7 * max(len(ranks) for _, ranks in nodes) for _, nodes in chart.groups)
+        return sum(2.0 + 1.7 * max(len(ranks) for _, ranks in nodes) for _, nodes in chart.groups)
     return 8
 
 
 def _panel(ax: Any, chart: Chart, basis: str) -> None:
-    ax.set_title(chart.title, loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=28)
-    ax.text(0, 1.0, f"{basis}\n{chart.unit}", transform=ax.transAxes, va="bottom", fontsize=7.5, color=MUTED)
+    ax.set_title(plain(chart.title, 90), loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=TITLE_PAD)
+    under = f"{plain(basis, 120)}\n{chart.unit}"
+    text = ax.text(0, 1.0, under, transform=ax.transAxes, va="bottom", fontsize=7.5, color=MUTED)
+    text.set_in_layout(False)
     ax.set_axisbelow(True)
     ax.tick_params(length=0, labelcolor=MUTED, labelsize=8)
     for side in ax.spines.values():
@@ -92,8 +97,10 @@ def _legend(ax: Any, names: dict[str, str]) -> None:
     if names:
         handles = [Patch(facecolor=SHADES[shade], label=name) for name, shade in names.items()]
         ax.legend(
-            handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False, fontsize=7.5,
-            labelcolor=MUTED, handlelength=1, handleheight=1, borderaxespad=0.1, columnspacing=1.2,
+            handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles) if len(handles) < 7 else 4,
+            bbox_transform=ax.transAxes + ScaledTranslation(0, TITLE_PAD / 72, ax.figure.dpi_scale_trans),
+            frameon=False, fontsize=7.5, labelcolor=MUTED, handlelength=1, handleheight=1, borderaxespad=0.1,
+            columnspacing=1.2,
         )  # fmt: skip
 
 
@@ -127,10 +134,10 @@ def _bars(ax: Any, chart: Bars) -> None:
 
 def _lines(ax: Any, chart: Lines) -> None:
     shades = colors(chart.series)
-    for line in chart.lines:
+    for line, width in zip(chart.lines, chart.widths, strict=True):
         x, y = zip(*line.points, strict=True)
         style = {"ls": (0, (4, 2)) if line.dashed else "-", "marker": "o" if len(x) == 1 else None, "ms": 3}
-        ax.plot(x, y, color=SHADES[shades[line.label]], lw=1.5, label=line.label, **style)
+        ax.plot(x, y, color=SHADES[shades[line.label]], lw=0.8 * width, label=line.label, **style)
     ax.set_xlabel(chart.x_unit, fontsize=8, color=MUTED)
     ax.grid(color=GRID, lw=0.7)
     _legend(ax, shades)
@@ -179,7 +186,7 @@ def _nodes(ax: Any, chart: Nodes) -> None:
                 ax.barh(y, 0.008, left=left + width * 0.02, height=1.45, color=SHADES[shades[holder.series]], zorder=3)
                 text = f"{holder.label}\n{holder.text}"
                 ax.text(left + width * 0.02 + 0.016, y, text, fontsize=8, color=INK, va="center", zorder=4)
-        place += 1.5 + 1.7 * tallest
+        place += 2.0 + 1.7 * tallest
     ax.set_ylim(place, -0.3)
     ax.set_xlim(0, 1)
     ax.set_xticks([])

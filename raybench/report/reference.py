@@ -56,14 +56,13 @@ def load_references() -> Results:
 
 def published(references: Results) -> tuple[Published, ...]:
     """Every row, in the order of the works."""
-    held = references.ranks.set_index(["suite_id", "track", "case"])
+    held = {(r["suite_id"], r["track"], r["case"]): r for r in references.ranks.to_dict("records")}
     rows = []
     for run in references.runs.to_dict("records"):
         told = json.loads(run["environment"])
-        state = None
-        if (key := (run["suite_id"], run["track"], run["case"])) in held.index:
-            parts = held[held.index == key][["parameter_bytes", "gradient_bytes", "optimizer_bytes"]].dropna()
-            state = int(parts.to_numpy(int).sum(axis=1).max()) if len(parts) else None
+        holds = held.get((run["suite_id"], run["track"], run["case"]), {})
+        parts = [holds.get(f"{name}_bytes") for name in ("parameter", "gradient", "optimizer")]
+        state = sum(int(part) for part in parts) if all(known(part) for part in parts) else None
         seconds = float(run["window_ns"]) / 1e9 if known(run["window_ns"]) else None
         rows.append(
             Published(

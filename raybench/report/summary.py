@@ -78,8 +78,8 @@ def _section(section: Section) -> Iterator[str]:
         yield from (f"*{markdown(section.question)}*", "")
     for sentence in section.answer:
         yield from (f"**{markdown(sentence)}**", "")
-    for sentence in section.explanation:
-        yield from (markdown(sentence), "")
+    yield from (f"- {markdown(sentence)}" for sentence in section.explanation)
+    yield from [""] if section.explanation else []
     rows = section.rows
     columns = {name: [cell(row) for row in rows] for name, cell in COLUMNS.items()}
     columns = {name: cells for name, cells in columns.items() if any(cell != "–" for cell in cells)}

@@ -93,7 +93,10 @@ def _lines(chart: Lines) -> tuple[list[Markup], int]:
     for share in (0.0, 0.5, 1.0):
         height = 16 + inner * (1 - share)
         parts += [_line(0, height, 1, height, "grid"), _text(0, height - 3, f"{bottom + rise * share:.4g}", "tick")]
-    curves = [_curve(line, shades[line.label], (left, bottom), (width, rise)) for line in chart.lines]
+    curves = [
+        _curve(line, shades[line.label], thickness, (left, bottom), (width, rise))
+        for line, thickness in zip(chart.lines, chart.widths, strict=True)
+    ]
     box = {"x": "0", "y": "16", "width": "100%", "height": f"{inner}", "viewBox": "0 0 1000 1000"}
     parts.append(_element("svg", box | {"preserveAspectRatio": "none"}, Markup("").join(curves)))
     parts.append(_text(0, LINES_HEIGHT - 4, f"{chart.x_unit} {left:g}", "tick"))
@@ -101,12 +104,15 @@ def _lines(chart: Lines) -> tuple[list[Markup], int]:
     return parts, LINES_HEIGHT
 
 
-def _curve(line: Line, shade: str, origin: tuple[float, float], extent: tuple[float, float]) -> Markup:
+def _curve(
+    line: Line, shade: str, thickness: float, origin: tuple[float, float], extent: tuple[float, float]
+) -> Markup:
     places = " ".join(
         f"{1000 * (x - origin[0]) / extent[0]:.1f},{1000 - 1000 * (y - origin[1]) / extent[1]:.1f}"
         for x, y in line.points
     )
-    return _element("polyline", {"points": places, "class": f"curve s-{shade}{' dashed' if line.dashed else ''}"})
+    kind = f"curve s-{shade}{' dashed' if line.dashed else ''}"
+    return _element("polyline", {"points": places, "class": kind, "stroke-width": f"{thickness:g}"})
 
 
 def _rows(chart: Rows) -> tuple[list[Markup], int]:

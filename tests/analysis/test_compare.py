@@ -14,6 +14,7 @@ import pytest
 from raybench.analysis.compare import Comparison, compare, load_side, ratio_interval
 from raybench.analysis.student import t_quantile, upper_tail
 from raybench.cli import main
+from raybench.results.schema import RUNS
 from raybench.results.store import Results, StoreError, load
 from tests.results.made import TRACK, run_row, write_cases
 
@@ -31,7 +32,7 @@ def simulated(
             luck = 1 + launch_noise * random.standard_normal()
             for number in range(1, 5):
                 took = 1e9 * (slow or {}).get(case, 1) * luck * (1 + 0.005 * random.standard_normal())
-                row = run_row(window_ns=int(took), workload_hash="w", device_memory_bytes=None, nccl_version=None)
+                row = dict.fromkeys(RUNS) | run_row(window_ns=int(took), workload_hash="w")
                 rows.append(row | {"suite_id": f"s{launch}", "track": TRACK, "case": case, "round": number})
     return SimpleNamespace(runs=pd.DataFrame(rows))
 

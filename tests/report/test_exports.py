@@ -80,11 +80,11 @@ def test_mlflow_gets_a_run_a_case(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert main(["report", "--export", "mlflow"]) == 0
-    assert [name for kind, name in calls if kind == "run"] == ["bucketed", "naive", "torch-ddp"]
+    assert [name for kind, name in calls if kind == "run"] == ["naive", "bucketed", "torch-ddp"]
     assert [name for kind, name in calls if kind == "experiment"] == [f"raybench {TRACK}"] * 3
     assert next(value for kind, value in calls if kind == "uri").startswith("sqlite:///")
     params = next(value for kind, value in calls if kind == "params")
-    assert (params["case"], params["num_ranks"], "peer" in params) == ("bucketed", 2, False)
+    assert (params["case"], params["num_ranks"], "peer" in params) == ("naive", 2, False)
     metrics = next(value for kind, value in calls if kind == "metrics")
     assert metrics["tokens_per_s"] == pytest.approx(load("results").summary().tokens_per_s[0])
     assert ("loss/train", (pytest.approx(6.7), 3)) in calls

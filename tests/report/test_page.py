@@ -106,10 +106,10 @@ def test_rows_are_filtered_by_text_track_and_status(visit: Visit) -> None:
     assert visit.page.get_by_role("status").inner_text().startswith("1 of 6 cases")
     visit.page.get_by_role("button", name="Show all").click()
     visit.page.wait_for_function("document.querySelectorAll('#cases-table tbody tr:not([hidden])').length == 6")
-    visit.page.get_by_label("Status").select_option("crashed")
+    visit.page.locator("#filter").get_by_label("Status").select_option("crashed")
     assert visit.column("case") == ["broken"]
-    visit.page.get_by_label("Status").select_option("")
-    visit.page.get_by_label("Track").select_option("k-x")
+    visit.page.locator("#filter").get_by_label("Status").select_option("")
+    visit.page.locator("#filter").get_by_label("Track").select_option("k-x")
     assert sorted(visit.column("case")) == ["broken", "never"]
 
 
