@@ -78,8 +78,9 @@ def reduce_output(partial: Tensor, axis: Axis, *, sequence: bool, label: str) ->
     return reduced
 
 
+@torch.compiler.disable
 def applied(function: Any, *arguments: Any) -> Any:
-    """The result of an autograd function, whose `apply` torch leaves without types."""
+    """The result of an autograd function, whose `apply` torch leaves without types; no part of a compiled graph."""
     return function.apply(*arguments)
 
 
