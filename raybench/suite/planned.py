@@ -7,9 +7,7 @@ from typing import Any
 
 from raybench.suite.estimate import GPU_FLOPS_PER_S, Estimate, estimate_track, measure_core_flops_per_s
 from raybench.suite.listing import describe_case
-from raybench.suite.plan import TrackPlan
 from raybench.suite.session import Prepared
-from raybench.suite.track import Case
 
 
 def estimates(prepared: Prepared) -> dict[str, Estimate]:
@@ -64,17 +62,10 @@ def plan_text(prepared: Prepared, estimated: Mapping[str, Estimate]) -> str:
             size = estimate.case_bytes[case.name]
             memory = "memory unknown (own model)" if size is None else f"about {size / 2**30:.2f} GiB a rank"
             rounds = plan.track.measure.num_rounds
-            crossing = f", {crossing_note(plan, case)}" if plan.num_crossing(case) else ""
-            lines.append(f"  {case.name:<24} {case.layout}, {rounds} rounds, {memory}{crossing}")
+            lines.append(f"  {case.name:<24} {case.layout}, {rounds} rounds, {memory}")
     basis = f"an assumed {GPU_FLOPS_PER_S / 1e12:g} TFLOP/s a GPU" if on_gpu else "one core's measured speed"
     lines.append(f"all: about {_duration(total)} (estimated from FLOPs and {basis}, not promised)")
     return "\n".join(lines)
-
-
-def crossing_note(plan: TrackPlan, case: Case) -> str:
-    """Says that tensor groups of a case are not inside one node."""
-    total = case.layout.num_ranks // case.layout.tensor
-    return f"{plan.num_crossing(case)} of {total} tensor groups across nodes"
 
 
 def _duration(seconds: float) -> str:

@@ -51,6 +51,11 @@ def prepare(request: Request, cluster: Cluster) -> Prepared:
     notes = []
     if scale == "full" and not cluster.num_gpus:
         notes.append("scale full without GPUs: these are sizes for GPUs, a step may take minutes")
+    for plan in plans:
+        for case in plan.runnable:
+            if number := plan.num_crossing(case):
+                total = case.layout.num_ranks // case.layout.tensor
+                notes.append(f"{plan.track.track}:{case.name}: {number} of {total} tensor groups across nodes")
     return Prepared(cluster, scale, plans, tuple(notes))
 
 

@@ -237,32 +237,35 @@ class Axis:
             lambda t: dist.broadcast(t, src=source, group=self.group, async_op=True), tensor, label, operation
         )
 
-    def reduce_scatter(self, output: Tensor, tensor: Tensor, *, label: str) -> Pending:
+    def reduce_scatter(self, output: Tensor, tensor: Tensor, *, label: str, in_order: bool = False) -> Pending:
         """Sum `tensor` over the axis and leave this rank's part of the sum in `output`.
 
         Args:
             output: contiguous; the part at this rank's place of the first dimension cut into equal parts. It may be
                 that part of `tensor` itself.
             tensor: contiguous, `size` times as long; its content is lost.
+            in_order: all ranks surely begin the axis' operations in one order, so that a backend's collective may do.
         """
         operation = self.recorder.begin("reduce_scatter", label, self, tensor)
         if self.size == 1:
             return Pending(None, self.recorder, label, None, lambda: _copy(output, tensor))
-        if self._exchanges(tensor):
+        if self._exchanges(tensor, in_order):
             begun = exchange.reduce_scatter(output, tensor, self._members, self.index, self.size)
             return Pending(begun, self.recorder, label, operation)
+        if tensor.device.type == "cpu":
+            return self._sum_of_all_to_all(output, tensor, label, operation)
         work = dist.reduce_scatter_tensor(output, tensor, group=self.group, async_op=True)
         return Pending(work, self.recorder, label, operation)
 
-    def all_gather(self, output: Tensor, tensor: Tensor, *, label: str) -> Pending:
+    def all_gather(self, output: Tensor, tensor: Tensor, *, label: str, in_order: bool = False) -> Pending:
         """Put every rank's `tensor` into `output`, one after the other along the first dimension; both contiguous.
 
-        `tensor` may be this rank's part of `output` itself.
+        `tensor` may be this rank's part of `output` itself; `in_order` as in `reduce_scatter`.
         """
         operation = self.recorder.begin("all_gather", label, self, output)
         if self.size == 1:
             return Pending(None, self.recorder, label, None, lambda: _copy(output, tensor))
-        if self._exchanges(tensor):
+        if self._exchanges(output, in_order):
             begun = exchange.all_gather(output, tensor, self._members, self.index, self.size)
             return Pending(begun, self.recorder, label, operation)
         work = dist.all_gather_into_tensor(output, tensor, group=self.group, async_op=True)
@@ -283,9 +286,19 @@ class Axis:
             self.recorder.marks.mark(f"barrier {label} over {self.name}")
             dist.barrier(group=self.group)
 
-    def _exchanges(self, tensor: Tensor) -> bool:
-        """Whether parts are sent and received one by one: gloo's own collectives move more, or take longer."""
-        return tensor.device.type == "cpu"
+    def _exchanges(self, whole: Tensor, in_order: bool) -> bool:
+        """Whether parts are sent and received one by one: gloo's own collectives move more, or take longer.
+
+        Tensors of one chunk are quicker in one collective.
+        """
+        is_small = whole.numel() * whole.element_size() <= exchange.CHUNK_BYTES
+        return whole.device.type == "cpu" and not (in_order and is_small)
+
+    def _sum_of_all_to_all(self, output: Tensor, tensor: Tensor, label: str, operation: Operation | None) -> Pending:
+        """A reduce-scatter that moves no more than it has to: every rank gets the summands of its part."""
+        received = torch.empty_like(tensor)
+        work = dist.all_to_all_single(received, tensor, group=self.group, async_op=True)
+        return Pending(work, self.recorder, label, operation, lambda: exchange.sum_parts(output, received, self.size))
 
     @property
     def _members(self) -> dist.ProcessGroup:

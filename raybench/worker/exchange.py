@@ -71,6 +71,13 @@ def reduce_scatter(output: Tensor, tensor: Tensor, group: dist.ProcessGroup, ind
 
 
 @torch.no_grad()
+def sum_parts(output: Tensor, received: Tensor, size: int) -> None:
+    """The sum of `size` equal parts of `received` into `output`; 16-bit tensors are summed in fp32."""
+    first, *others = received.view(size, -1).unbind()
+    _sum(output.view(-1), first, others)
+
+
+@torch.no_grad()
 def all_gather(output: Tensor, tensor: Tensor, group: dist.ProcessGroup, index: int, size: int) -> Exchange:
     """Every rank's `tensor`, which may be its own part of `output`, in its place of `output`; arguments as `Axis`'s."""
     parts = output.view(size, -1)

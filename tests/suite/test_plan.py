@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.suite.catalog import find_tracks
+from raybench.suite.catalog import Target, find_tracks
 from raybench.suite.estimate import estimate_track, rank_bytes
 from raybench.suite.plan import plan_track
-from raybench.suite.planned import plan_text
 from raybench.suite.request import Request
 from raybench.suite.session import prepare
 from raybench.suite.track import Case
@@ -183,13 +180,15 @@ def test_tensor_groups_are_whole_on_their_nodes_where_that_can_be():
     assert plan.num_crossing(plan.runnable[0]) == 0
 
 
-def test_a_tensor_group_larger_than_a_node_is_said_aloud():
-    request = Request(targets=(), scale="full", results="r", launcher="torchrun")
-    nodes = cluster(node("10.0.0.1", gpus=1), node("10.0.0.2", gpus=1))
-    plan = plan_track(tensor_track("full", tensor=2, nodes=2), nodes)
-    assert plan.num_crossing(plan.runnable[0]) == 1
-    prepared = replace(prepare(request, nodes), plans=(plan,))
-    assert "1 of 1 tensor groups across nodes" in plan_text(prepared, {"t": estimate_track(plan)})
+def test_a_tensor_group_larger_than_a_node_is_said_aloud(tmp_path):
+    path = tmp_path / "wide.yaml"
+    path.write_text(
+        "{title: T, question: Q, workload: {model: {num_heads: 4, width: 8, ffn_width: 8, vocabulary_size: 16}}, "
+        "cases: [{name: megatron, layout: {tensor: 4, nodes: 2}, strategy: {tensor: megatron}}]}"
+    )
+    request = Request(targets=(Target(Track(path)),), scale="full", results="r", launcher="torchrun")
+    prepared = prepare(request, cluster(node("10.0.0.1", gpus=2), node("10.0.0.2", gpus=2)))
+    assert prepared.notes == ("wide:megatron: 1 of 1 tensor groups across nodes",)
 
 
 @pytest.mark.parametrize(

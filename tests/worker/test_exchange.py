@@ -11,7 +11,7 @@ from tests.pool import Rank
 from tests.traffic import tcp_bytes
 
 
-def values(rank: Rank, length: int, dtype: torch.dtype, in_place: bool) -> tuple[bool, bool]:
+def values(rank: Rank, length: int, dtype: torch.dtype, in_place: bool, in_order: bool = False) -> tuple[bool, bool]:
     """Whether a reduce-scatter and an all-gather of parts of `length` are right; three of each under way at once."""
     axis = rank.mesh(Layout(data=rank.world_size)).data
     size = axis.size
@@ -25,12 +25,12 @@ def values(rank: Rank, length: int, dtype: torch.dtype, in_place: bool) -> tuple
         whole = held(axis.index, number)
         own = whole[axis.index * length : (axis.index + 1) * length]
         output = own if in_place else torch.empty(length, dtype=dtype)
-        pending.append(axis.reduce_scatter(output, whole, label="sum"))
+        pending.append(axis.reduce_scatter(output, whole, label="sum", in_order=in_order))
         summed.append(output)
         target = torch.full((size * length,), -7, dtype=dtype)
         part = target[axis.index * length : (axis.index + 1) * length] if in_place else torch.empty(length, dtype=dtype)
         part.copy_(torch.arange(length) % 50 + 50 * axis.index + number)
-        pending.append(axis.all_gather(target, part, label="gather"))
+        pending.append(axis.all_gather(target, part, label="gather", in_order=in_order))
         gathered.append(target)
     for one in pending:
         one.wait()
@@ -56,8 +56,9 @@ def values(rank: Rank, length: int, dtype: torch.dtype, in_place: bool) -> tuple
 @pytest.mark.parametrize("length", [1, 1000])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_every_rank_gets_its_part_of_the_sum_and_all_parts(pools, size, length, in_place, dtype):
-    assert pools(size).run(values, length, dtype, in_place) == [(True, True)] * size
+@pytest.mark.parametrize("in_order", [False, True])
+def test_every_rank_gets_its_part_of_the_sum_and_all_parts(pools, size, length, in_place, dtype, in_order):
+    assert pools(size).run(values, length, dtype, in_place, in_order) == [(True, True)] * size
 
 
 def chunked(rank: Rank) -> tuple[bool, bool]:

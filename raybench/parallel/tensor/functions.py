@@ -78,8 +78,9 @@ def reduce_output(partial: Tensor, axis: Axis, *, sequence: bool, label: str) ->
     return reduced
 
 
+@torch.compiler.disable
 def applied(function: Any, *arguments: Any) -> Any:
-    """The result of an autograd function, whose `apply` torch leaves without types."""
+    """The result of an autograd function, whose `apply` torch leaves without types; no part of a compiled graph."""
     return function.apply(*arguments)
 
 
@@ -229,14 +230,14 @@ class _ReduceScatter(Function):
 def _scatter_sum(partial: Tensor, axis: Axis, label: str) -> Tensor:
     """This rank's part of the sum of `partial` over the ranks."""
     part = partial.new_empty(partial.shape[0] // axis.size, *partial.shape[1:])
-    axis.reduce_scatter(part, partial, label=f"{label} output").wait()
+    axis.reduce_scatter(part, partial, label=f"{label} output", in_order=True).wait()
     return part
 
 
 def begin_gather(part: Tensor, axis: Axis, label: str) -> tuple[Tensor, Pending]:
     """The parts of all ranks along the first dimension, complete once the operation has been waited for."""
     whole = part.new_empty(part.shape[0] * axis.size, *part.shape[1:])
-    return whole, axis.all_gather(whole, part.contiguous(), label=label)
+    return whole, axis.all_gather(whole, part.contiguous(), label=label, in_order=True)
 
 
 def begin_input_gradient(partial: Tensor, axis: Axis, *, sequence: bool, label: str) -> tuple[Tensor, Pending]:
@@ -245,7 +246,7 @@ def begin_input_gradient(partial: Tensor, axis: Axis, *, sequence: bool, label: 
     if not sequence:
         return partial, axis.all_reduce(partial, label=label)
     part = partial.new_empty(partial.shape[0] // axis.size, *partial.shape[1:])
-    return part, axis.reduce_scatter(part, partial, label=label)
+    return part, axis.reduce_scatter(part, partial, label=label, in_order=True)
 
 
 def in_precision(*tensors: Tensor | None) -> list[Any]:

@@ -98,7 +98,7 @@ class _CrossEntropySum(Function):
         told = torch.stack([largest, exponentials.sum(1), target])
 
         heard = told.new_empty(axis.size, *told.shape)
-        axis.all_gather(heard, told.unsqueeze(0), label="cross-entropy").wait()
+        axis.all_gather(heard, told.unsqueeze(0), label="cross-entropy", in_order=True).wait()
         all_largest, all_sums, all_targets = heard.unbind(1)
         highest = all_largest.amax(0)
         total = (all_sums * (all_largest - highest).exp()).sum(0)
