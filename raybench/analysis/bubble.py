@@ -109,18 +109,6 @@ def measured_times(schedule: Schedule, operations: pd.DataFrame) -> MeasuredTime
     return MeasuredTimes(seconds)
 
 
-def timelines(schedule: Schedule, operations: pd.DataFrame) -> tuple[Timeline, Timeline] | None:
-    """The last instrumented step as measured on the first replica, and its simulation; None without actions."""
-    actions = _actions(operations)
-    if actions.empty:
-        return None
-    last = actions[actions.step == actions.step.max()]
-    place = last.label.map(lambda label: schedule.placement[Action.parse(str(label)).stage])
-    is_first = last.groupby(place)["rank"].transform("min") == last["rank"]
-    measured = _timeline(schedule, last[is_first].assign(rank=place[is_first]))
-    return measured, simulate(schedule, measured_times(schedule, operations))
-
-
 def bubble(results: Results) -> pd.DataFrame:
     """One row a case with a pipeline: suite_id, track, case, and the fields of `Bubble`, medians over rounds."""
     found: dict[tuple[str, ...], list[Bubble]] = defaultdict(list)

@@ -7,9 +7,8 @@ import json
 import pandas as pd
 import pytest
 
-from raybench.analysis.bubble import COLUMNS, bubble_of, measured_times, schedule_of, timelines
+from raybench.analysis.bubble import COLUMNS, bubble_of, measured_times, schedule_of
 from raybench.parallel.pipeline.actions import SENDS, Kind
-from raybench.parallel.pipeline.draw import save_png
 from raybench.parallel.pipeline.schedules import build
 from raybench.parallel.pipeline.simulate import Times, simulate
 
@@ -76,7 +75,6 @@ def test_a_peer_has_its_theory_alone():
     assert found.simulated is None
     assert found.measured is None
     assert bubble_of(schedule, empty, strategy="torch-interleaved-zero-bubble").theory is None
-    assert timelines(schedule, empty) is None
 
 
 def test_the_schedule_of_a_row():
@@ -85,12 +83,3 @@ def test_the_schedule_of_a_row():
     schedule = schedule_of({**row, "environment": options})
     assert (schedule.name, schedule.num_chunks, schedule.num_micro_batches) == ("interleaved", 3, 8)
     assert schedule_of({"pipeline_strategy": None}) is None
-
-
-def test_measured_beside_simulated_is_a_picture(tmp_path):
-    schedule = build("zero-bubble", stages=3, micro_batches=4)
-    measured, simulated = timelines(schedule, pd.concat([rows_of(schedule), rows_of(schedule, first_rank=3)]))
-    assert len(measured.events) == 3
-    assert measured.step_time == pytest.approx(simulated.step_time, abs=1e-5)
-    save_png([simulated, measured], tmp_path / "timeline.png")
-    assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
