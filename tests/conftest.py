@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.pool import Pool
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Prepared text, and what Hugging Face's libraries keep, stay in the tests' own folder; no hub is asked."""
+    folder = tmp_path_factory.mktemp("caches")
+    own = {"RAYBENCH_CACHE": str(folder / "raybench"), "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")

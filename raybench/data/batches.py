@@ -8,17 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raybench.data.tokens import SyntheticTokens
+from raybench.data.samples import FIRST_HELD_OUT, IGNORED_LABEL, samples_of
+from raybench.errors import RequestError
 from raybench.suite.track import Workload
 
-IGNORED_LABEL = -100
-FIRST_HELD_OUT = 2**40
-"""Index of the first sample that is never trained on."""
+__all__ = ["IGNORED_LABEL", "Batch", "Batches", "MicroBatch"]
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Inputs by name ([micro_batch, sequence] each) and labels ([micro_batch, sequence], -100 where not trained on)."""
+    """Inputs by name ([micro_batch, sequence] each) and labels, -100 where not trained on.
+
+    Labels are [micro_batch, sequence]; [micro_batch, 1] for a model that scores a sequence by its first token.
+    """
 
     inputs: dict[str, Tensor]
     labels: Tensor
@@ -29,17 +31,20 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """One data rank's micro-batches of a step, and the number of valid tokens of *all* ranks together.
+    """One data rank's micro-batches of a step, and the number of valid labels of *all* ranks together.
 
-    Losses are sums divided by `num_tokens`, so that gradients only ever have to be summed: a mean of means is wrong
-    where ranks or micro-batches hold different numbers of valid tokens.
+    Losses are sums divided by `num_tokens`, the tokens that are trained on (one a sequence in classification), so that
+    gradients only ever have to be summed: a mean of means is wrong where ranks or micro-batches hold different numbers
+    of them.
     """
 
     micro_batches: Sequence[MicroBatch]
     num_tokens: int
+    num_read: int = 0
+    """Tokens of all ranks together that the model reads, padding apart: what throughput counts. 0 where nobody asks."""
 
     def to(self, device: torch.device) -> Batch:
-        return Batch([micro_batch.to(device) for micro_batch in self.micro_batches], self.num_tokens)
+        return Batch([micro_batch.to(device) for micro_batch in self.micro_batches], self.num_tokens, self.num_read)
 
 
 class Batches:
@@ -54,10 +59,13 @@ class Batches:
         self.workload = workload
         self.data_size = data_size
         self.global_samples = workload.micro_batch_size * workload.num_micro_batches * data_size
-        self._tokens = SyntheticTokens(
-            workload.model.vocabulary_size, workload.sequence_length, workload.seed, workload.data.min_length
-        )
-        total = workload.data.num_samples
+        self._samples = samples_of(workload)
+        total = self._samples.size
+        if total is not None and total < self.global_samples:
+            raise RequestError(
+                f"workload.data.name: {workload.data.name} has {total} samples, less than one global batch "
+                f"({self.global_samples})"
+            )
         self.steps_per_pass = None if total is None else total // self.global_samples
         self.num_dropped = 0 if total is None else total % self.global_samples
 
@@ -73,20 +81,17 @@ class Batches:
         size = self.workload.micro_batch_size
         own = indices[data_index * per_rank : (data_index + 1) * per_rank]
         micro_batches = [self._micro_batch(own[i : i + size]) for i in range(0, per_rank, size)]
-        return Batch(micro_batches, sum(self._tokens.num_valid(i) for i in indices))
+        num_tokens = sum(self._samples.num_labels(index) for index in indices)
+        return Batch(micro_batches, num_tokens, sum(self._samples.num_tokens(index) for index in indices))
 
     def global_batch(self, step: int) -> Batch:
         """All ranks' micro-batches of `step` in one, for the single-process control."""
         parts = [self.batch(step, index) for index in range(self.data_size)]
-        return Batch([m for part in parts for m in part.micro_batches], parts[0].num_tokens)
+        return Batch([m for part in parts for m in part.micro_batches], parts[0].num_tokens, parts[0].num_read)
 
     def held_out(self, numbers: Sequence[int]) -> MicroBatch:
         """Samples for evaluation, counted from 0: the same for every layout, and none of them is ever trained on."""
         return self._micro_batch([FIRST_HELD_OUT + number for number in numbers])
 
     def _micro_batch(self, indices: Sequence[int]) -> MicroBatch:
-        sequences = torch.stack([torch.from_numpy(self._tokens.sequence(i)) for i in indices])
-        labels = sequences[:, 1:].clone()
-        for row, index in enumerate(indices):
-            labels[row, self._tokens.num_valid(index) :] = IGNORED_LABEL
-        return MicroBatch({"input_ids": sequences[:, :-1].contiguous()}, labels)
+        return MicroBatch(*self._samples.collate(indices))

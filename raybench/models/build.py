@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from raybench.parallel.execution import LossSum
 from raybench.parallel.parts import Parts
 from raybench.suite.track import Precision, Workload
 
+NO_WEIGHTS: Mapping[str, Tensor] = {}
+
 
 def build_model(workload: Workload, device: torch.device, seed: int) -> nn.Module:
     """The workload's whole model on `device`, trained from values that `seed` determines.
@@ -28,9 +31,17 @@ def build_model(workload: Workload, device: torch.device, seed: int) -> nn.Modul
     return materialize(outline(workload, seed), workload, device, seed)
 
 
-def outline(workload: Workload, seed: int) -> nn.Module:
-    """The model before it takes memory, to be cut: a GPT on the meta device; one's own model whole, on the CPU."""
+def outline(workload: Workload, seed: int, *, untouched: bool = False) -> nn.Module:
+    """The model before it takes memory, to be cut: on the meta device; one's own model whole, on the CPU.
+
+    Args:
+        untouched: a Hugging Face model runs transformers' own forward pass, and cannot be cut.
+    """
     config = workload.model
+    if config.family is not None:
+        from raybench.models import huggingface
+
+        return huggingface.outline(config, recompute=workload.recompute == "full", untouched=untouched)
     if config.name in ("gpt", "timed"):
         recompute = workload.recompute == "full"
         with torch.device("meta"):
@@ -45,11 +56,15 @@ def outline(workload: Workload, seed: int) -> nn.Module:
 def materialize(
     model: nn.Module, workload: Workload, device: torch.device, seed: int, parts: Parts | None = None
 ) -> nn.Module:
-    """Give an outlined model, or what cutting left of it as `parts` tells, its memory and its initial values."""
-    if isinstance(model, GPT):
-        model.to_empty(device=device)
+    """Give an outlined model, or what cutting left of it as `parts` tells, its memory and its initial values.
+
+    Where the weights are read from a hub or a folder, the workload's own seed gives those; any other seed gives values
+    of its own, as for a model without weights.
+    """
+    if isinstance(model, MadeByName):
+        model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
         model.tie_weights()
-        initialize(model, seed, parts)
+        initialize(model, seed, parts, _read_weights(workload) if seed == workload.seed else NO_WEIGHTS)
     else:
         model.to(device)
     if workload.compile:
@@ -58,19 +73,43 @@ def materialize(
     return model
 
 
+def _read_weights(workload: Workload) -> Mapping[str, Tensor]:
+    if workload.model.family is None or workload.model.weights not in ("pretrained", "local"):
+        return {}
+    from raybench.models.weights import read_weights
+
+    return read_weights(workload.model)
+
+
+@runtime_checkable
+class MadeByName(Protocol):
+    """A module whose parameters are on the meta device until each is given its initial value by its name."""
+
+    def tie_weights(self) -> None:
+        """Let parameters that are one be one again, after they got their memory."""
+
+    def initialize_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Fill a parameter, in its whole shape, with its initial value."""
+
+
 @torch.no_grad()
-def initialize(model: GPT, seed: int, parts: Parts | None = None) -> None:
-    """Fill every parameter from a generator of its own, seeded by `seed` and the parameter's name.
+def initialize(
+    model: nn.Module, seed: int, parts: Parts | None = None, weights: Mapping[str, Tensor] = NO_WEIGHTS
+) -> None:
+    """Fill every parameter: from `weights`, or from a generator of its own, seeded by `seed` and the parameter's name.
 
     What has been cut is this rank's part of the whole parameter's values.
     """
+    assert isinstance(model, MadeByName)
     for local_name, parameter in model.named_parameters():
         name = local_name if parts is None else parts.whole_name(local_name)
-        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        shape = parameter.shape if parts is None else parts.whole_shape(local_name, parameter)
-        value = torch.empty(shape, dtype=parameter.dtype)
-        model.initialize_parameter(name, value, generator)
+        value = weights.get(name)
+        if value is None:
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            shape = parameter.shape if parts is None else parts.whole_shape(local_name, parameter)
+            value = torch.empty(shape, dtype=parameter.dtype)
+            model.initialize_parameter(name, value, generator)
         parameter.copy_(value if parts is None else parts.cut(local_name, value))
 
 

@@ -8,6 +8,7 @@ Both count forward and backward, never recomputation.
 
 from __future__ import annotations
 
+from raybench.models import families
 from raybench.suite.track import ModelConfig, Workload
 
 
@@ -20,16 +21,18 @@ def matrix_parameters(model: ModelConfig) -> int:
 def flops_per_token(workload: Workload) -> dict[str, float] | None:
     """Model FLOPs a token, forward and backward, by convention; None for a model of one's own."""
     model = workload.model
-    if model.name != "gpt":
+    if model.name != "gpt" and model.family is None:
         return None
-    products = 6.0 * matrix_parameters(model)
+    products = 6.0 * (matrix_parameters(model) if model.family is None else families.matrix_parameters(model))
     attention = 12.0 * model.num_layers * model.width * workload.sequence_length
     return {"6n": products, "non_causal": products + attention}
 
 
 def num_parameters(workload: Workload) -> int | None:
-    """Trainable parameters of the GPT, tied ones once; None for a model of one's own."""
+    """Trainable parameters, tied ones once; None for a model of one's own."""
     model = workload.model
+    if model.family is not None:
+        return families.num_parameters(model)
     if model.name != "gpt":
         return None
     width, ffn = model.width, model.ffn_width

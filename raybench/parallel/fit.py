@@ -18,7 +18,14 @@ def check_fit(workload: Workload, case: Case) -> None:
     if size == 1 or case.strategy.tensor is None:
         return
     where = f"case {case.name!r}: layout.tensor: {size}"
-    if model.name not in ("gpt", "timed"):
+    if model.source is not None and model.family is None:
+        return  # its sizes are known once its source has been read
+    if model.family is not None and case.strategy.tensor != "megatron":
+        raise ValueError(
+            f"case {case.name!r}: strategy.tensor: {case.strategy.tensor!r} does not cut {model.name} (allowed: "
+            "megatron)"
+        )
+    if model.name not in ("gpt", "timed") and model.family is None:
         raise ValueError(f"{where} cannot cut {model.name} (allowed for a model of one's own: 1)")
     conditions = _conditions(workload, entry("tensor", case.strategy.tensor))
     for what, fits in conditions.items():
@@ -37,7 +44,7 @@ def _conditions(workload: Workload, strategy: Entry) -> dict[str, Callable[[int]
     conditions: dict[str, Callable[[int], bool]] = {
         f"model.ffn_width {model.ffn_width}": lambda size: model.ffn_width % size == 0
     }
-    if model.name == "gpt":
+    if model.name != "timed":
         conditions[f"model.num_heads {model.num_heads}"] = lambda size: model.num_heads % size == 0
         conditions[f"model.num_kv_heads {kv_heads}"] = lambda size: (
             kv_heads % size == 0 or (strategy.library is None and size % kv_heads == 0)

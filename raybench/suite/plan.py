@@ -77,6 +77,18 @@ def plan_track(track: ResolvedTrack, cluster: Cluster, *, peers: bool = True, na
     )
 
 
+def skip_track(track: ResolvedTrack, reason: str, *, named: Iterable[str] = ()) -> TrackPlan:
+    """The plan of a track of which nothing can run, for one reason."""
+    return TrackPlan(
+        track=track,
+        runnable=(),
+        skipped=tuple((case, reason) for case in track.cases),
+        named=frozenset(named),
+        placement=None,
+        backend="gloo",
+    )
+
+
 def _unavailable(case: Case, *, peers: bool) -> str | None:
     if case.peer and not peers:
         return f"peer of {case.peer}: left out by --no-peers"

@@ -139,7 +139,7 @@ class RowMaker:
             "optimizer": describe_optimizer(work.optimizer),
             "recompute": work.recompute,
             "compiled": work.compile,
-            "data": work.data.name,
+            "data": work.data.described,
             "seed": work.seed,
             "workload_hash": work.hash,
             "num_warmup_steps": measure.num_warmup_steps,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from raybench.errors import RequestError
+from raybench.models.sources import UnreachableError
 from raybench.suite.cluster import Cluster, probe_local, probe_ray
 from raybench.suite.driver import Driver, Outcome
 from raybench.suite.estimate import estimate_track
 from raybench.suite.interrupts import orderly
 from raybench.suite.means import Means
-from raybench.suite.plan import TrackPlan, plan_track
+from raybench.suite.plan import TrackPlan, plan_track, skip_track
 from raybench.suite.progress import Progress
 from raybench.suite.request import Request
 from raybench.suite.resume import Recorded, find_suite, read_suite
 from raybench.suite.rows import RowMaker
-from raybench.suite.track import Scale
+from raybench.suite.sources import prepare_text, with_sources
+from raybench.suite.track import ResolvedTrack, Scale
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,8 @@ def prepare(request: Request, cluster: Cluster) -> Prepared:
         RequestError: a track needs a key on a cluster without GPUs that it does not have.
     """
     scale = request.scale or cluster.default_scale
-    plans = tuple(
-        plan_track(track, cluster, peers=request.peers, named=named) for track, named in request.tracks(scale)
-    )
+    asked = request.tracks(scale)
+    plans = tuple(_plan(track, named, request, cluster, alone=len(asked) == 1) for track, named in asked)
     for plan in plans:
         if plan.backend == "gloo" and plan.track.micro_batch == "largest" and plan.track.memory_budget_mib is None:
             raise RequestError(
@@ -51,6 +52,17 @@ def prepare(request: Request, cluster: Cluster) -> Prepared:
     if scale == "full" and not cluster.num_gpus:
         notes.append("scale full without GPUs: these are sizes for GPUs, a step may take minutes")
     return Prepared(cluster, scale, plans, tuple(notes))
+
+
+def _plan(track: ResolvedTrack, named: Sequence[str], request: Request, cluster: Cluster, *, alone: bool) -> TrackPlan:
+    """The plan of one track. Among others, one whose model or text cannot be reached from here is skipped."""
+    try:
+        found = with_sources(track)
+    except UnreachableError as error:
+        if alone:
+            raise
+        return skip_track(track, str(error), named=named)
+    return plan_track(found, cluster, peers=request.peers, named=named)
 
 
 @contextmanager
@@ -88,6 +100,9 @@ def drive(request: Request, prepared: Prepared, progress: Progress, *, suite_id:
         )
         for plan in prepared.plans
     ]
+    for plan in prepared.plans:
+        if plan.runnable:
+            prepare_text(plan.track)
     host = sink_host(prepared.cluster)
     driver = Driver(
         means=Means(

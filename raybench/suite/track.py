@@ -24,6 +24,7 @@ Size = Annotated[int, Field(gt=0, le=2**20)]
 Axis = Annotated[int, Field(gt=0, le=2**16)]
 TIMES_MS = ("forward_ms", "input_gradient_ms", "weight_gradient_ms")
 MAX_TIME_MS = 60_000
+BUILT_IN_DATA = ("synthetic", "reviews", "python-docs")
 MODEL_FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
@@ -41,11 +42,23 @@ class _Data(BaseModel):
 
 
 class ModelConfig(_Data):
-    """A model: `gpt` or `timed` by its sizes, or one's own as `module:function` (sizes are then its own business)."""
+    """A model: `gpt`, `timed` or a Hugging Face model by its sizes, or one's own as `module:function` (sizes are then
+    its own business)."""
 
     name: str = "gpt"
-    """`gpt`; `timed`, a GPT whose blocks take a set time by waiting, and have weights of `ffn_width` × `width`; or
-    `module:function`: a function that returns a torch module, called with `options`."""
+    """`gpt`; `timed`, a GPT whose blocks take a set time by waiting, and have weights of `ffn_width` × `width`;
+    `module:function`, a function that returns a torch module, called with `options`; or a Hugging Face model:
+    `smollm2-360m` or `distilbert` as published, `llama` or `bert` by the sizes given, a name on the hub or a folder."""
+    weights: Literal["auto", "pretrained", "local", "random"] = "auto"
+    """Where a Hugging Face model's values come from: the hub, a folder, or the seed; `auto`: its source where that can
+    be reached, else the seed."""
+    task: Literal["classification", "language-modelling"] = "language-modelling"
+    num_classes: Annotated[int, Field(ge=2, le=2**16)] = 5
+    """Classes that a classification tells apart."""
+    family: Literal["llama", "bert", "distilbert"] | None = None
+    """Of a Hugging Face model: follows from its name, or from its source's configuration."""
+    source: str | None = None
+    """The hub's name, or the folder, that a Hugging Face model's weights are read from; follows from its name."""
     num_layers: Size = 12
     width: Size = 768
     num_heads: Size = 12
@@ -58,13 +71,43 @@ class ModelConfig(_Data):
     """Whether the output projection shares the token embedding's weight."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a model of one's own; of `timed`, the milliseconds that a block takes for a micro-batch of
-    the workload's size: `forward_ms`, `input_gradient_ms`, `weight_gradient_ms`, each 0 where it is not given."""
+    """Keyword arguments of a model of one's own; further keys of a Hugging Face model's configuration; of `timed`, the
+    milliseconds that a block takes for a micro-batch of the workload's size: `forward_ms`, `input_gradient_ms`,
+    `weight_gradient_ms`, each 0 where it is not given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        from raybench.models.families import is_source, with_preset
+
+        if not isinstance(given, dict):
+            return given
+        name = str(given.get("name", "gpt"))
+        if is_source(name):
+            return {"task": "classification", "source": name, **given}
+        return with_preset(given)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.name not in ("gpt", "timed") and not re.match(MODEL_FUNCTION, self.name):
-            raise ValueError(f"name: {self.name!r} is not known (allowed: gpt, timed, or module:function)")
+        from raybench.models.families import FAMILIES, PRESETS, is_source
+
+        if self.name not in ("gpt", "timed") and not re.match(MODEL_FUNCTION, self.name) and not is_source(self.name):
+            known = unknown("name", self.name, ["gpt", "timed", *PRESETS])
+            if self.name not in PRESETS:
+                raise ValueError(f"{known}, module:function, a name on the hub or a folder")
+        if self.family is not None and self.task not in FAMILIES[self.family].tasks:
+            allowed = ", ".join(FAMILIES[self.family].tasks)
+            raise ValueError(f"task: {self.task!r} is not for the {self.family} family (allowed: {allowed})")
+        if self.family is not None and self.width % self.num_heads and not self.options.get("head_dim"):
+            near = nearest_divisors(self.width, self.num_heads)
+            raise ValueError(f"num_heads: {self.num_heads} does not divide width {self.width} (nearest: {near})")
+        if self.family is not None and self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            near = nearest_divisors(self.num_heads, self.num_kv_heads)
+            raise ValueError(
+                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads} (nearest: {near})"
+            )
+        if self.name in ("gpt", "timed") and self.task != "language-modelling":
+            raise ValueError(f"task: {self.task!r} is not for {self.name} (allowed: language-modelling)")
         if self.name == "gpt" and self.width % self.num_heads:
             near = nearest_divisors(self.width, self.num_heads)
             raise ValueError(f"num_heads: {self.num_heads} does not divide width {self.width} (nearest: {near})")
@@ -109,12 +152,42 @@ class OptimizerConfig(_Data):
 class DataConfig(_Data):
     """What the model is trained on."""
 
-    name: Literal["synthetic"] = "synthetic"
-    """`synthetic`: a seeded Markov chain over the vocabulary, so that the loss can fall; needs no download."""
+    name: str = "synthetic"
+    """`synthetic`: a seeded Markov chain over the vocabulary, so that the loss can fall; `reviews`: labelled reviews
+    that a seeded grammar makes up; `python-docs`: the text of Python's own documentation; none of them needs a
+    download. Else a data set's name on the hub, a folder of Parquet or CSV files, or one such file."""
     num_samples: PositiveInt | None = None
-    """Size of the data set in sequences; null for endless. The last, incomplete global batch of a pass is dropped."""
+    """Size of the data set in sequences; null for all there is. The last, incomplete global batch of a pass is
+    dropped."""
     min_length: PositiveInt | None = None
-    """Shortest sequence in valid tokens; null for all of full length. Shorter ones are padded and not trained on."""
+    """Shortest sequence of synthetic data in valid tokens; null for all of full length. Shorter ones are padded and not
+    trained on."""
+    split: str = "train"
+    held_out_split: str = "test"
+    """What is evaluated on; a source without it gives up every tenth of its samples."""
+    text_column: str = "text"
+    label_column: str = "label"
+    tokenizer: str = "auto"
+    """`model`: the model's own; `bpe`: a byte-level BPE of the model's vocabulary, trained on the text; a name on the
+    hub or a folder; `auto`: `model` where the model's weights are read, else `bpe`."""
+    padding: Literal["fixed", "longest"] = "fixed"
+    """Of classified text: to the sequence length, or to the longest of each micro-batch, which gives ranks different
+    work."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.name not in BUILT_IN_DATA and not re.search(r"[/.~]", self.name):
+            known = unknown("name", self.name, BUILT_IN_DATA)
+            raise ValueError(f"{known}, a name on the hub (owner/name), a folder or a file")
+        if self.min_length is not None and self.name != "synthetic":
+            raise ValueError(f"min_length: {self.min_length} is for synthetic data alone")
+        return self
+
+    @property
+    def described(self) -> str:
+        """Name and what must be known beside it, as rows tell it."""
+        made_up = " (made up by a seeded grammar)" if self.name == "reviews" else ""
+        return f"{self.name}{made_up}" + (", padded to the longest" if self.padding == "longest" else "")
 
 
 class Workload(_Data):
@@ -140,6 +213,14 @@ class Workload(_Data):
     """Whether every block is compiled by torch.compile."""
     data: DataConfig = Field(default_factory=DataConfig)
     seed: NonNegative = 42
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.model.task == "classification" and self.data.name in ("synthetic", "python-docs"):
+            raise ValueError(
+                f"data.name: {self.data.name!r} has no labels to classify by (allowed: reviews, or one's own)"
+            )
+        return self
 
     @property
     def samples_per_rank(self) -> int:

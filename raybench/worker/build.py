@@ -58,7 +58,7 @@ def make_context(
     workload: Workload, case: Case | None, mesh: Mesh, device: torch.device, make_optimizer: OptimizerFactory
 ) -> Context:
     seed = workload.seed + OTHER_RANKS_SEED * mesh.data.index
-    model = outline(workload, seed)
+    model = outline(workload, seed, untouched=case is None)
     tensor = Cut()
     if case is not None and case.strategy.tensor is not None:
         tensor = implementation("tensor", case.strategy.tensor)(model, mesh)

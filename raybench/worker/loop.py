@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from raybench.errors import RequestError
 from raybench.results.schema import Status
 from raybench.suite.job import Job, RoundKey
 from raybench.suite.ranks import placement
@@ -70,6 +71,12 @@ class _Worker:
         self.gate_columns = {name: dict(columns) for name, columns in job.gate_passed.items()}
 
     @property
+    def _weights(self) -> str:
+        """Where the model's initial values come from."""
+        model = self.job.track.workload.model
+        return "random" if model.family is None else model.weights
+
+    @property
     def leader(self) -> bool:
         """Whether this is the first rank of every case."""
         return self.rank == self.order[0]
@@ -78,7 +85,26 @@ class _Worker:
         """The ranks that take part in a case, in mesh order."""
         return placement(self.nodes, case.layout.num_ranks, tensor=case.layout.tensor)
 
+    def _prepare_text(self) -> None:
+        """Have the workload's text on every node: its first rank makes it, however long that takes, its others wait.
+
+        Raises:
+            RequestError: two nodes have made something different of it.
+        """
+        work = self.job.track.workload
+        if work.data.name == "synthetic":
+            return
+        from raybench.data.corpus import digest
+
+        node = self.nodes[self.rank]
+        if self.nodes.index(node) == self.rank:
+            self.presence.marker.mark("preparing the text")
+            self.rendezvous.announce(f"text on {node}", digest(work))
+        if self.rendezvous.listen(f"text on {node}") != self.rendezvous.listen(f"text on {self.nodes[0]}"):
+            raise RequestError(f"workload.data.name: {work.data.name} is not the same on {node} and {self.nodes[0]}")
+
     def run(self) -> None:
+        self._prepare_text()
         first_round = min(key.round for key in self.job.rounds)
         for key in self.job.rounds:
             if key.case in self.refused:
@@ -232,7 +258,7 @@ class _Worker:
         run = None
         if self.leader:
             nccl = ".".join(map(str, torch.cuda.nccl.version())) if self.device.type == "cuda" else None
-            run = _encoded({**columns, **(rows.run if rows else {}), "weights": "random", "nccl_version": nccl})
+            run = _encoded({**columns, **(rows.run if rows else {}), "weights": self._weights, "nccl_version": nccl})
         self.presence.send(
             RoundRows(
                 rank=self.rank,

@@ -78,7 +78,7 @@ def time_control(track: ResolvedTrack, rank: int, device: torch.device, recorder
     control.close()
     del control
     release(device)
-    return ControlTime(window.own_ns, sum(batch.num_tokens for batch in timed))
+    return ControlTime(window.own_ns, sum(batch.num_read for batch in timed))
 
 
 def measure(
@@ -146,7 +146,7 @@ def measure(
     result.run = {
         "num_parameters": num_parameters,
         "window_ns": window.all_ns,
-        "tokens": sum(batch.num_tokens for batch in timed),
+        "tokens": sum(batch.num_read for batch in timed),
         "loss": window.losses[-1],
         "build_ns": built - began,
         "warmup_ns": warm - built,
@@ -167,7 +167,7 @@ def measure(
             "duration_ns": duration,
             "loss": window.losses[index],
             "gradient_norm": window.gradient_norms[index],
-            "tokens": timed[index].num_tokens,
+            "tokens": timed[index].num_read,
         }
         for index, (begin, duration) in enumerate(window.times)
     ]

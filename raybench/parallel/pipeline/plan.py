@@ -80,7 +80,7 @@ def check_sizes(case: Case, workload: Workload) -> None:
     if name != twin:
         _check_peer(name, case.layout.pipeline, micro_batches)
     model = workload.model
-    if model.name not in ("gpt", "timed"):
+    if model.name not in ("gpt", "timed") and model.family is None:
         return  # its layers are known once it is made
     chunks = int(case.options.get("num_chunks", SCHEDULES[twin].chunks[0]))
     num_stages = case.layout.pipeline * chunks

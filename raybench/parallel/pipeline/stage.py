@@ -130,13 +130,14 @@ class Costs:
 def counted_costs(model: nn.Module, workload: Workload) -> Costs:
     """Multiplications a token: a parameter costs one, an embedding's one a micro-batch (its gradient is dense).
 
-    A GPT's attention adds its scores and their use. The blocks of a timed model cost what they wait, the rest nothing.
+    A transformer's attention adds its scores and their use. The blocks of a timed model cost what they wait, the rest
+    nothing.
     """
     config = workload.model
     if config.name == "timed":
         return Costs(0.0, [1.0] * config.num_layers, 0.0)
     tokens = workload.micro_batch_size * workload.sequence_length
-    scores = 2.0 * config.width * workload.sequence_length if config.name == "gpt" else 0.0
+    scores = 2.0 * config.width * workload.sequence_length if config.name == "gpt" or config.family else 0.0
     blocks = [_multiplications(block, tokens) + scores for block in _blocks(model, config.name)]
     embedding, head = (_multiplications(model.get_submodule(name), tokens) for name in ("embedding", "head"))
     return Costs(embedding, blocks, head)

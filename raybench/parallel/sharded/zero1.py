@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raybench.models.gpt import GPT
+from raybench.models.build import MadeByName
 from raybench.parallel.data.bucketed import Bucket, Bucketed
 from raybench.parallel.data.replicated import sum_shared
 from raybench.parallel.norm import global_norm
@@ -116,7 +116,7 @@ class Zero1(Bucketed):
         A model of one's own may use a layer's parameters without calling the layer: then all are waited for at once.
         """
         self._awaited_first: list[ShardedBucket] = list(self.buckets)
-        if not isinstance(self.model, GPT):
+        if not isinstance(self.model, MadeByName):
             return []
         bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         units, rest = split(self.model, bucket_of)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from raybench.models.gpt import GPT
+from raybench.models.build import MadeByName
 from raybench.parallel.data.bucketed import assign
 from raybench.parallel.parts import Sharing
 from raybench.parallel.sharded.units import Unit, split, uncompiled
@@ -120,7 +120,7 @@ class Zero3(Zero2):
 
     def lay_out(self) -> None:
         self._model_units, self._unowned = split(self.model, self.parameters.values())
-        if not isinstance(self.model, GPT) and self.context.mesh.recorder.device.type == "cpu":
+        if not isinstance(self.model, MadeByName) and self.context.mesh.recorder.device.type == "cpu":
             # Ranks that take different ways through the model must not wait for each other inside backward.
             self.max_in_flight = None
         else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from torch import nn
+
 from raybench.models.gpt import GPT, Block
 from raybench.models.timed import TimedBlock
 from raybench.parallel.parts import Cut, Shard, Sharing
@@ -37,7 +39,7 @@ def cut_matrices(model: GPT, axis: Axis, *, sequence: bool) -> None:
     model.loss = VocabularyParallelLoss(vocabulary_size, axis, sequence=sequence)
 
 
-def collect(model: GPT, mesh: Mesh, partial: Collection[str] = ()) -> Cut:
+def collect(model: nn.Module, mesh: Mesh, partial: Collection[str] = ()) -> Cut:
     """How each parameter of a model whose layers have been replaced is held by this rank.
 
     Args:
@@ -52,7 +54,7 @@ def collect(model: GPT, mesh: Mesh, partial: Collection[str] = ()) -> Cut:
 
 
 def sharing_of(
-    model: GPT, mesh: Mesh, shards: Mapping[str, Shard], partial: Collection[str] = ()
+    model: nn.Module, mesh: Mesh, shards: Mapping[str, Shard], partial: Collection[str] = ()
 ) -> dict[str, Sharing]:
     """What the ranks of a tensor group share of a cut model; `partial` as in `collect`."""
     size = mesh.tensor.size

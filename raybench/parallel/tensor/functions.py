@@ -46,13 +46,15 @@ def column_products(
     return products
 
 
-def row_product(hidden: Tensor, weight: Tensor, bias: Tensor, axis: Axis, *, sequence: bool, label: str) -> Tensor:
+def row_product(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, label: str
+) -> Tensor:
     """A linear layer whose input's columns are spread over the axis, then `g`.
 
     Args:
         hidden: [..., rows / size].
         weight: [width, rows / size].
-        bias: [width], the same on every rank; each adds its share of it.
+        bias: [width] or None, the same on every rank; each adds its share of it.
 
     Returns:
         The sum over the ranks; with `sequence` this rank's part of it along the first dimension.
@@ -62,6 +64,12 @@ def row_product(hidden: Tensor, weight: Tensor, bias: Tensor, axis: Axis, *, seq
         part: Tensor = applied(_ScatteredRowProduct, hidden, weight, bias, axis, label)
         return part
     return reduce_output(applied(_RowProduct, hidden, weight, bias, axis.size), axis, sequence=False, label=label)
+
+
+def copy_input(hidden: Tensor, axis: Axis, label: str) -> Tensor:
+    """`f` alone, for layers that are not this module's: `hidden` as it is; its gradient is summed over the ranks."""
+    copied: Tensor = applied(_CopyInput, hidden, axis, label)
+    return copied
 
 
 def reduce_output(partial: Tensor, axis: Axis, *, sequence: bool, label: str) -> Tensor:
@@ -114,11 +122,27 @@ class _ColumnProducts(Function):
         return input_gradient, None, None, None, *weight_gradients, *bias_gradients
 
 
+class _CopyInput(Function):
+    """Nothing forward; backward sums what each rank's part of the layers says of their common input."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, axis: Axis, label: str) -> Tensor:
+        ctx.axis, ctx.label = axis, label
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        ctx.axis.all_reduce(gradient, label=f"{ctx.label} input gradient").wait()
+        return gradient, None, None
+
+
 class _RowProduct(Function):
     """hidden · weightᵀ + bias / size: summed over the ranks, the bias is there once, and costs no pass of its own."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, size: int) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
         ctx.save_for_backward(hidden, weight)
         return _row_product(hidden, weight, bias, size)
 
@@ -127,7 +151,8 @@ class _RowProduct(Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         hidden, weight = ctx.saved_tensors
         rows = gradient.flatten(0, -2)
-        return (rows @ weight).view(hidden.shape), rows.t() @ hidden.flatten(0, -2), rows.sum(0), None
+        bias_gradient = rows.sum(0) if ctx.needs_input_grad[2] else None
+        return (rows @ weight).view(hidden.shape), rows.t() @ hidden.flatten(0, -2), bias_gradient, None
 
 
 class _ScatteredRowProduct(Function):
@@ -159,9 +184,13 @@ class _ScatteredRowProduct(Function):
         return input_gradient.view(hidden.shape), weight_gradient, rows.sum(0), None, None
 
 
-def _row_product(hidden: Tensor, weight: Tensor, bias: Tensor, size: int) -> Tensor:
+def _row_product(hidden: Tensor, weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
     product = hidden.new_empty(*hidden.shape[:-1], len(weight))
-    torch.addmm(bias, hidden.flatten(0, -2), weight.t(), beta=1 / size, out=product.view(-1, len(weight)))
+    rows, flat = hidden.flatten(0, -2), product.view(-1, len(weight))
+    if bias is None:
+        torch.mm(rows, weight.t(), out=flat)
+    else:
+        torch.addmm(bias, rows, weight.t(), beta=1 / size, out=flat)
     return product
 
 

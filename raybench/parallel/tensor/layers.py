@@ -42,7 +42,8 @@ class RowParallelLinear(nn.Linear):
     """A linear layer over this rank's part of the inputs, summed over the ranks."""
 
     def __init__(self, whole: nn.Linear, axis: Axis, *, sequence: bool, label: str) -> None:
-        super().__init__(whole.in_features // axis.size, whole.out_features, device=whole.weight.device)
+        bias = whole.bias is not None
+        super().__init__(whole.in_features // axis.size, whole.out_features, bias=bias, device=whole.weight.device)
         self.axis = axis
         self.sequence = sequence
         self.label = label

@@ -7,13 +7,22 @@ Norms, residual stream and dropout outside attention are the same on every rank.
 
 from __future__ import annotations
 
+from torch import nn
+
 from raybench.models.gpt import GPT
 from raybench.parallel.parts import Cut
 from raybench.parallel.tensor.cut import collect, cut_matrices
 from raybench.worker.mesh import Mesh
 
 
-def parallelize(model: GPT, mesh: Mesh) -> Cut:
-    """Put this rank's part of every matrix in its place in an outlined model."""
-    cut_matrices(model, mesh.tensor, sequence=False)
+def parallelize(model: nn.Module, mesh: Mesh) -> Cut:
+    """Put this rank's part of every matrix in its place in an outlined model, a GPT or a Hugging Face model."""
+    if isinstance(model, GPT):
+        cut_matrices(model, mesh.tensor, sequence=False)
+    else:
+        from raybench.models.huggingface import TransformersModel
+        from raybench.parallel.tensor.huggingface import cut_blocks
+
+        assert isinstance(model, TransformersModel)
+        cut_blocks(model, mesh.tensor)
     return collect(model, mesh)
