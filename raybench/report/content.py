@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from raybench.analysis.comparison import Ranking, Ratio, rank_cases, rates, scaling
+from raybench.analysis.curves import warnings_of
 from raybench.analysis.efficiency import cost_per_million_tokens
 from raybench.analysis.metrics import summary
 from raybench.analysis.statistics import Estimate
@@ -273,7 +274,7 @@ def _warnings(results: Results) -> list[str]:
         found.append("Scale smoke: small models, to show that everything works; conclusions need scale full.")
     if (runs.gate_scope == "reduced").any():
         found.append("Some gates ran with fewer layers, since the control did not fit the device.")
-    return found
+    return found + warnings_of(results)
 
 
 def _environment(text: Any) -> Mapping[str, Any]:
