@@ -83,9 +83,11 @@ def read(workload: Workload) -> Source:
         return _python_docs()
     trained, held_out = _splits(data)
     if held_out is None:
-        numbers = range(len(trained))
-        held_out = trained.select([i for i in numbers if i % EVERY == EVERY - 1])
-        trained = trained.select([i for i in numbers if i % EVERY < EVERY - 1])
+        if len(trained) < 2:
+            raise RequestError(f"workload.data.name: {data.name} has {len(trained)} rows (needed: at least 2)")
+        numbers, every = range(len(trained)), min(EVERY, len(trained))
+        held_out = trained.select([i for i in numbers if i % every == every - 1])
+        trained = trained.select([i for i in numbers if i % every < every - 1])
     if workload.model.task == "classification":
         trained = trained.shuffle(seed=workload.seed)
     if data.num_samples is not None and workload.model.task == "classification":
@@ -207,26 +209,26 @@ class _Rows:
 
     def __iter__(self) -> Iterator[Records]:
         data = self.workload.data
-        for number, batch in enumerate(self.rows.iter(batch_size=BATCH)):
+        for batch in self.rows.iter(batch_size=BATCH):
             texts = batch[data.text_column]
             labels = batch[data.label_column] if self.labelled else None
-            _check_rows(self.workload, number * BATCH, texts, labels)
-            yield Records(texts, labels)
+            _check_rows(self.workload, texts, labels)
+            yield Records(texts, None if labels is None else [int(label) for label in labels])
 
 
-def _check_rows(workload: Workload, begin: int, texts: Sequence[object], labels: Sequence[object] | None) -> None:
+def _check_rows(workload: Workload, texts: Sequence[Any], labels: Sequence[Any] | None) -> None:
     data, classes = workload.data, workload.model.num_classes
-    for offset, text in enumerate(texts):
+    for text in texts:
         if not isinstance(text, str):
             raise RequestError(
-                f"workload.data.text_column: {data.text_column!r} holds {text!r} in row {begin + offset} of "
-                f"{data.name} (allowed: text)"
+                f"workload.data.text_column: {data.text_column!r} holds {text!r} in {data.name} (allowed: text)"
             )
-    for offset, label in enumerate(labels or ()):
-        if not isinstance(label, int) or not 0 <= label < classes:
+    for text, label in zip(texts, labels or (), strict=False):
+        whole = isinstance(label, int) or (isinstance(label, float) and label.is_integer())
+        if not whole or not 0 <= label < classes:
             raise RequestError(
-                f"workload.data.label_column: {data.label_column!r} holds {label!r} in row {begin + offset} of "
-                f"{data.name} (allowed: 0 to {classes - 1}, by workload.model.num_classes)"
+                f"workload.data.label_column: {data.label_column!r} holds {label!r} for {text[:40]!r} in {data.name} "
+                f"(allowed: 0 to {classes - 1}, by workload.model.num_classes)"
             )
 
 
