@@ -100,8 +100,9 @@ class _Worker:
         if self.nodes.index(node) == self.rank:
             self.presence.marker.mark("preparing the text")
             self.rendezvous.announce(f"text on {node}", digest(work))
-        if self.rendezvous.listen(f"text on {node}") != self.rendezvous.listen(f"text on {self.nodes[0]}"):
-            raise RequestError(f"workload.data.name: {work.data.name} is not the same on {node} and {self.nodes[0]}")
+        made = {node: self.rendezvous.listen(f"text on {node}") for node in dict.fromkeys(self.nodes)}
+        if other := next((node for node, text in made.items() if text != made[self.nodes[0]]), None):
+            raise RequestError(f"workload.data.name: {work.data.name} is not the same on {other} and {self.nodes[0]}")
 
     def run(self) -> None:
         self._prepare_text()

@@ -44,9 +44,8 @@ def measure(target: str, settings: list[str]) -> None:
         )
         for rank in results.ranks.sort_values("rank").to_dict("records"):
             states = "/".join(f"{rank[f'{kind}_bytes'] / MIB:.0f}" for kind in ("parameter", "gradient", "optimizer"))
-            print(
-                f"  rank {rank['rank']}: states {states} MiB, peak of the process {rank['peak_rss_bytes'] / MIB:.0f} MiB"
-            )
+            peak = rank["peak_rss_bytes"] / MIB
+            print(f"  rank {rank['rank']}: states {states} MiB, peak of the process {peak:.0f} MiB")
 
 
 def main() -> None:
