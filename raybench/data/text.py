@@ -82,6 +82,7 @@ def read(workload: Workload) -> Source:
     if data.name == "python-docs":
         return _python_docs()
     trained, held_out = _splits(data)
+    _check_columns(workload, trained.column_names)
     if held_out is None:
         if len(trained) < 2:
             raise RequestError(f"workload.data.name: {data.name} has {len(trained)} rows (needed: at least 2)")
@@ -181,12 +182,14 @@ def _check_file(path: Path) -> None:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.reader(file)
-            length = len(next(rows))
-            for row in rows:
+            length, count = len(next(rows)), 0
+            for count, row in enumerate(rows, 1):
                 if row and len(row) != length:
                     raise RequestError(
                         f"workload.data.name: {path}, line {rows.line_num}: {len(row)} values, the header has {length}"
                     )
+            if not count:
+                raise RequestError(f"workload.data.name: {path} has no rows")
     except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise RequestError(f"workload.data.name: {path} cannot be read ({error})") from None
 
@@ -197,15 +200,9 @@ class _Rows:
     def __init__(self, workload: Workload, rows: Any) -> None:
         self.workload = workload
         self.rows = rows
-        data = workload.data
         self.labelled = workload.model.task == "classification"
-        columns = {"text_column": data.text_column, **({"label_column": data.label_column} if self.labelled else {})}
-        for key, column in columns.items():
-            if column not in rows.column_names:
-                allowed = ", ".join(rows.column_names)
-                raise RequestError(f"workload.data.{key}: {column!r} is no column of {data.name} (allowed: {allowed})")
         if not len(rows):
-            raise RequestError(f"workload.data.name: {data.name} has no rows")
+            raise RequestError(f"workload.data.name: {workload.data.name} has no rows")
 
     def __iter__(self) -> Iterator[Records]:
         data = self.workload.data
@@ -214,6 +211,17 @@ class _Rows:
             labels = batch[data.label_column] if self.labelled else None
             _check_rows(self.workload, texts, labels)
             yield Records(texts, None if labels is None else [int(label) for label in labels])
+
+
+def _check_columns(workload: Workload, there: Sequence[str]) -> None:
+    data = workload.data
+    wanted = {"text_column": data.text_column}
+    if workload.model.task == "classification":
+        wanted["label_column"] = data.label_column
+    for key, column in wanted.items():
+        if column not in there:
+            allowed = ", ".join(there)
+            raise RequestError(f"workload.data.{key}: {column!r} is no column of {data.name} (allowed: {allowed})")
 
 
 def _check_rows(workload: Workload, texts: Sequence[Any], labels: Sequence[Any] | None) -> None:

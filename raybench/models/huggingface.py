@@ -120,7 +120,7 @@ class TransformersModel(nn.Module):
         self.tied = isinstance(whole, LlamaForCausalLM) and bool(whole.config.tie_word_embeddings)
         self.tie_weights()
         if untouched and recompute:
-            whole.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            whole.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
     def tie_weights(self) -> None:
         """Let the head share the token embedding's weight where the configuration asks for it."""

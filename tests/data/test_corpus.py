@@ -155,7 +155,7 @@ def _file(folder, name, content):
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"text,label\n", "has 0 rows"),
+        (b"text,label\n", "has no rows"),
         (b"text,label\ngood,1\nbad,\n", "label_column: 'label' holds "),
         (b"text,label\ngood,1\nbad,5\n", "label_column: 'label' holds 5 for 'bad'"),
         (b"text,label\ngood,1\nbad,-1\n", "(allowed: 0 to 4, by workload.model.num_classes)"),
