@@ -182,13 +182,13 @@ def _check_file(path: Path) -> None:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.reader(file)
-            length, count = len(next(rows)), 0
-            for count, row in enumerate(rows, 1):
+            length, header_ends = len(next(rows)), rows.line_num
+            for row in rows:
                 if row and len(row) != length:
                     raise RequestError(
                         f"workload.data.name: {path}, line {rows.line_num}: {len(row)} values, the header has {length}"
                     )
-            if not count:
+            if rows.line_num == header_ends:
                 raise RequestError(f"workload.data.name: {path} has no rows")
     except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise RequestError(f"workload.data.name: {path} cannot be read ({error})") from None
