@@ -10,11 +10,11 @@ import torch
 from raybench.models.sources import resolve
 from raybench.suite.track import DataConfig, ModelConfig, Workload
 
-SIZES = {"num_layers": 3, "width": 24, "num_heads": 4, "ffn_width": 40, "vocabulary_size": 320}
+SIZES = {"num_layers": 3, "width": 24, "num_heads": 4, "ffn_width": 40, "vocabulary_size": 512}
 LLAMA = ModelConfig(name="llama", **SIZES, num_kv_heads=2, tied_head=True)
 CLASSIFIER = LLAMA.model_copy(update={"task": "classification"})
-DISTILBERT = ModelConfig(name="distilbert", **SIZES, options={"max_position_embeddings": 40})
-BERT = ModelConfig(name="bert", **SIZES, options={"max_position_embeddings": 40})
+DISTILBERT = ModelConfig(name="distilbert", **SIZES, options={"max_position_embeddings": 64})
+BERT = ModelConfig(name="bert", **SIZES, options={"max_position_embeddings": 64})
 FAMILIES = {"llama": LLAMA, "llama-classifier": CLASSIFIER, "distilbert": DISTILBERT, "bert": BERT}
 REVIEWS = DataConfig(name="reviews", num_samples=60)
 
@@ -28,9 +28,9 @@ def minilm_folder() -> Path:
 
 
 def classified(model: ModelConfig, **changes: object) -> Workload:
-    """A workload on the made-up reviews, 24 tokens each; language models continue them."""
+    """A workload on the made-up reviews, 48 tokens each or fewer; language models continue them."""
     model = resolve(model)
-    values = {"sequence_length": 24, "micro_batch_size": 2, "seed": 7, "data": REVIEWS, **changes}
+    values = {"sequence_length": 48, "micro_batch_size": 2, "seed": 7, "data": REVIEWS, **changes}
     return Workload(model=model, **values)
 
 

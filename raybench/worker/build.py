@@ -14,8 +14,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from raybench.models.build import make_loss_sum, materialize, outline
 from raybench.parallel.execution import Accumulation, Execution
-from raybench.parallel.parts import Cut, Parts
+from raybench.parallel.parts import ALONE, Cut, Parts, Sharing
 from raybench.parallel.pipeline.plan import make_plan
+from raybench.parallel.pipeline.stage import Cut as Stages
 from raybench.parallel.pipeline.stage import cut
 from raybench.parallel.registry import AxisName, entry
 from raybench.parallel.single import Single
@@ -66,7 +67,7 @@ def make_context(
     stages = None if plan is None else cut(model, workload, mesh, plan.schedule.placement, plan.layers)
     parts = Parts(
         mesh,
-        sharing={**tensor.sharing, **({} if stages is None else stages.sharing)},
+        sharing=tensor.sharing if stages is None else _shared(tensor, stages),
         shards=tensor.shards,
         aliases={} if stages is None else stages.aliases,
     )
@@ -103,6 +104,16 @@ def seed_randomness(workload: Workload, mesh: Mesh) -> None:
     Where a tensor group holds different activations its layers draw apart themselves.
     """
     torch.manual_seed(workload.seed + mesh.all.index // mesh.tensor.size)
+
+
+def _shared(tensor: Cut, stages: Stages) -> dict[str, Sharing]:
+    """How this rank's parameters are shared over both axes: a tied copy may be whole on every rank of a tensor group."""
+    sharing = dict(tensor.sharing)
+    for name, ends in stages.sharing.items():
+        beside = tensor.sharing.get(stages.aliases.get(name, name), ALONE)
+        assert beside.axis is None, f"{name} would have to be summed over two axes"
+        sharing[name] = Sharing(ends.axis, ends.share * beside.share)
+    return sharing
 
 
 def build_strategy(

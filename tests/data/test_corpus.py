@@ -48,7 +48,7 @@ def test_batches_hold_the_reviews_with_their_labels(model):
         ids, mask = (micro_batch.inputs[name][number % 2] for name in ("input_ids", "attention_mask"))
         valid = int(mask.sum())
         read += valid
-        own = tokenizer(words, truncation=True, max_length=24)["input_ids"]
+        own = tokenizer(words, truncation=True, max_length=48)["input_ids"]
         assert ids[:valid].tolist() == own
         assert set(ids[valid:].tolist()) <= {0}
         labels = micro_batch.labels[number % 2]
@@ -83,7 +83,7 @@ def test_running_text_is_continued():
     batch = source.batch(0, 0)
     (micro_batch,) = batch.micro_batches
     assert torch.equal(micro_batch.inputs["input_ids"][:, 1:], micro_batch.labels[:, :-1])
-    assert batch.num_tokens == batch.num_read == 4 * 24
+    assert batch.num_tokens == batch.num_read == 4 * 48
     part = corpus.load(work)["trained"]
     words = tokenizer_of(work).decode(micro_batch.inputs["input_ids"][0])
     assert any(character.isalpha() for character in words)
@@ -200,7 +200,7 @@ def test_what_is_not_there_is_refused_before_it_is_read(changes, said):
 
 def test_a_tokenizer_that_does_not_fit_the_vocabulary_is_refused():
     data = DataConfig(name="reviews", num_samples=10, tokenizer=str(minilm_folder()))
-    with pytest.raises(RequestError, match="has ids up to 30521, and the model's vocabulary is 320"):
+    with pytest.raises(RequestError, match="has ids up to 30521, and the model's vocabulary is 512"):
         corpus.prepare(classified(DISTILBERT, data=data))
 
 
