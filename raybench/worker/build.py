@@ -107,7 +107,7 @@ def seed_randomness(workload: Workload, mesh: Mesh) -> None:
 
 
 def _shared(tensor: Cut, stages: Stages) -> dict[str, Sharing]:
-    """How this rank's parameters are shared over both axes: a tied copy may be whole on every rank of a tensor group."""
+    """How this rank's parameters are shared over both axes: of a tied copy each rank of a tensor group may be whole."""
     sharing = dict(tensor.sharing)
     for name, ends in stages.sharing.items():
         beside = tensor.sharing.get(stages.aliases.get(name, name), ALONE)
