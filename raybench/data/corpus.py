@@ -62,6 +62,11 @@ def prepare(workload: Workload) -> Path:
     return prepared(_key(workload), lambda folder: _write(workload, folder))
 
 
+def is_prepared(workload: Workload) -> bool:
+    """Whether the workload's corpus is in the cache."""
+    return (cache_folder() / _key(workload)).is_dir()
+
+
 def check(workload: Workload) -> None:
     """Refuse what can be seen to be wrong without reading the text.
 
@@ -70,7 +75,7 @@ def check(workload: Workload) -> None:
         RequestError: files or a tokenizer that are not there.
     """
     data = workload.data
-    if (cache_folder() / _key(workload)).is_dir() or data.name in BUILT_IN_DATA or local_files(data):
+    if is_prepared(workload) or data.name in BUILT_IN_DATA or local_files(data):
         return
     if not hub_answers():
         raise unreachable("workload.data.name", data.name, "workload.data.name=reviews or python-docs")

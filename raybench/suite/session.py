@@ -102,7 +102,7 @@ def drive(request: Request, prepared: Prepared, progress: Progress, *, suite_id:
     ]
     for plan in prepared.plans:
         if plan.runnable:
-            prepare_text(plan.track)
+            prepare_text(plan.track, progress.note)
     host = sink_host(prepared.cluster)
     driver = Driver(
         means=Means(

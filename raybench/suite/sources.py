@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pydantic import ValidationError
 
 from raybench.errors import RequestError
@@ -32,13 +34,15 @@ def with_sources(track: ResolvedTrack) -> ResolvedTrack:
         raise RequestError(f"{track.track}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
 
 
-def prepare_text(track: ResolvedTrack) -> None:
-    """Have the track's text in this machine's cache, tokenised.
+def prepare_text(track: ResolvedTrack, note: Callable[[str], None]) -> None:
+    """Have the track's text in this machine's cache, tokenised; says so where that takes its time.
 
     Raises:
         RequestError: text that cannot be used, in one sentence.
     """
     if track.workload.data.name != "synthetic":
-        from raybench.data.corpus import prepare
+        from raybench.data.corpus import is_prepared, prepare
 
+        if not is_prepared(track.workload):
+            note(f"{track.track}: tokenising {track.workload.data.described}")
         prepare(track.workload)

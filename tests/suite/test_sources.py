@@ -66,8 +66,11 @@ def test_a_folders_sizes_are_checked_like_a_tracks_own():
 def test_the_text_is_ready_before_a_job_starts():
     settings = ("workload.data.num_samples=40", "workload.seed=77")
     track = with_sources(Track(find_tracks()["k-yelp-data-parallel"]).resolve("smoke", settings))
-    prepare_text(track)
+    told: list[str] = []
+    prepare_text(track, told.append)
+    prepare_text(track, told.append)
+    assert told == ["k-yelp-data-parallel: tokenising reviews (made up by a seeded grammar)"]
     assert len(corpus.load(track.workload)["trained"]) == 40
     bad = Track(find_tracks()["k-yelp-data-parallel"]).resolve("smoke", ("workload.model.vocabulary_size=100",))
     with pytest.raises(RequestError, match=r"^workload\.model\.vocabulary_size: 100 is too small"):
-        prepare_text(with_sources(bad))
+        prepare_text(with_sources(bad), told.append)
