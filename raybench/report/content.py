@@ -146,6 +146,8 @@ def _workload(runs: pd.DataFrame) -> str:
     parts = [plain(row["model"] or "model unknown")]
     if row["num_parameters"] is not None:
         parts.append(f"{number(row['num_parameters'] / 1e6)}M parameters")
+    parts += [f"{plain(row['weights'])} weights"] if row["weights"] is not None else []
+    parts += [f"data {plain(row['data'])}"] if row["data"] is not None else []
     if row["sequence_length"] is not None:
         parts.append(f"sequence {row['sequence_length']}")
     if row["micro_batch_size"] is not None:
