@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from raybench.results.store import Results
@@ -68,5 +69,5 @@ def _curve(results: Results, rounds: pd.DataFrame) -> pd.Series[float]:
     return losses
 
 
-def _deviation(own: np.ndarray, control: np.ndarray) -> float:
+def _deviation(own: NDArray[np.float64], control: NDArray[np.float64]) -> float:
     return float(np.sqrt(np.mean((own - control) ** 2) / np.mean(control**2)))

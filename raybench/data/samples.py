@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from raybench.data.corpus import Part, load
@@ -107,7 +108,7 @@ class Running(_Text):
         ids = torch.from_numpy(rows)
         return {"input_ids": ids[:, :-1].contiguous()}, ids[:, 1:].contiguous()
 
-    def _row(self, index: int) -> np.ndarray:
+    def _row(self, index: int) -> NDArray[np.int32]:
         part, place = self.locate(index)
         begin = part.offsets[self._order[place] if part is self.trained else place]
         return part.ids[begin : begin + self.workload.sequence_length + 1]
