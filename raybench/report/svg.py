@@ -6,6 +6,7 @@ Colours are classes of the page's style sheet, which knows light and dark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from textwrap import wrap
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -19,6 +20,8 @@ AXIS = 22
 LINES_HEIGHT = 260
 LANE_ROW, LANE_TOP, LANE_HEIGHT, THIN_HEIGHT = 44, 16, 16, 5
 HOLDER_ROW = 58
+NARROW = 48
+"""Characters that a phone shows in a line."""
 
 
 def draw(chart: Chart, identity: str, title: str, alternative: str) -> Markup:
@@ -156,8 +159,13 @@ def _nodes(chart: Nodes) -> tuple[list[Markup], int]:
     parts: list[Markup] = []
     top = 0
     for name, nodes in chart.groups:
-        parts.append(_text(0, top + 14, name, "label"))
-        top += 22
+        layout, _, cases = name.partition(": ")
+        parts.append(_text(0, top + 14, layout, "label"))
+        top += 18
+        for line in wrap(cases, NARROW):
+            parts.append(_text(0, top + 13, line, "tick"))
+            top += 15
+        top += 5
         tallest = max(len(ranks) for _, ranks in nodes)
         width = 1 / len(nodes)
         for place, (node, ranks) in enumerate(nodes):
