@@ -109,6 +109,13 @@ def measured_times(schedule: Schedule, operations: pd.DataFrame) -> MeasuredTime
     return MeasuredTimes(seconds)
 
 
+def simulation(schedule: Schedule, operations: pd.DataFrame) -> Timeline | None:
+    """The step that the schedule allows with the measured times of its actions; None where none were recorded."""
+    if _actions(operations).empty:
+        return None
+    return simulate(schedule, measured_times(schedule, operations))
+
+
 def bubble(results: Results) -> pd.DataFrame:
     """One row a case with a pipeline: suite_id, track, case, and the fields of `Bubble`, medians over rounds."""
     found: dict[tuple[str, ...], list[Bubble]] = defaultdict(list)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from raybench.analysis.bubble import round_operations, schedule_of, timelines
+from raybench.analysis.bubble import round_operations, schedule_of, simulation
 from raybench.analysis.communication import communication, stragglers
 from raybench.analysis.convergence import convergence
 from raybench.analysis.timeline import Timeline, timeline
@@ -70,8 +70,7 @@ def gather(results: Results) -> Details:
 def _simulation(results: Results, key: RoundKey) -> Simulated | None:
     run = results.runs.iloc[results.rounds.index(key)]
     schedule = schedule_of({str(name): value for name, value in run.items()})
-    found = None if schedule is None else timelines(schedule, round_operations(results, key))
-    return None if found is None else found[1]
+    return None if schedule is None else simulation(schedule, round_operations(results, key))
 
 
 def _placement(results: Results, key: RoundKey) -> pd.DataFrame:

@@ -111,10 +111,6 @@ def convergence(section: Section) -> Lines | None:
     return Lines(section.title, unit, "step", tuple(lines)) if lines else None
 
 
-HALVES = {"input_gradient": "backward", "weight_gradient": "weight"}
-"""Series of the halves of a pipeline's split backward."""
-
-
 def timelines(section: Section) -> Rows | None:
     groups: list[tuple[str, tuple[Row, ...]]] = []
     for row in section.rows:
@@ -128,7 +124,7 @@ def timelines(section: Section) -> Rows | None:
 
 
 def _lane(lane: Lane) -> Row:
-    work = [Stretch(HALVES.get(block.kind, block.kind), block.begin_s, block.end_s, block.label) for block in lane.work]
+    work = [Stretch(block.kind, block.begin_s, block.end_s, block.label) for block in lane.work]
     standing = [Stretch("communication", block.begin_s, block.end_s) for block in lane.standing]
     thin = [Stretch("communication", block.begin_s, block.end_s) for block in lane.under_way]
     return Row(f"rank {lane.rank}", (*work, *standing), tuple(thin))

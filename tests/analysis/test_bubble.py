@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from raybench.analysis.bubble import COLUMNS, bubble_of, measured_times, schedule_of
+from raybench.analysis.bubble import COLUMNS, bubble_of, measured_times, schedule_of, simulation
 from raybench.parallel.pipeline.actions import SENDS, Kind
 from raybench.parallel.pipeline.schedules import build
 from raybench.parallel.pipeline.simulate import Times, simulate
@@ -73,6 +73,7 @@ def test_a_peer_has_its_theory_alone():
     found = bubble_of(schedule, empty, strategy="torch-1f1b")
     assert found.theory == pytest.approx(3 / 7)
     assert found.simulated is None
+    assert simulation(schedule, empty) is None
     assert found.measured is None
     assert bubble_of(schedule, empty, strategy="torch-interleaved-zero-bubble").theory is None
 
