@@ -61,8 +61,8 @@ def published(references: Results) -> tuple[Published, ...]:
     for run in references.runs.to_dict("records"):
         told = json.loads(run["environment"])
         holds = held.get((run["suite_id"], run["track"], run["case"]), {})
-        parts = [holds.get(f"{name}_bytes") for name in ("parameter", "gradient", "optimizer")]
-        state = sum(int(part) for part in parts) if all(known(part) for part in parts) else None
+        parts: list[Any] = [holds.get(f"{name}_bytes") for name in ("parameter", "gradient", "optimizer")]
+        state = sum(map(int, parts)) if all(map(known, parts)) else None
         seconds = float(run["window_ns"]) / 1e9 if known(run["window_ns"]) else None
         rows.append(
             Published(

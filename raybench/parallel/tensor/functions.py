@@ -78,7 +78,7 @@ def reduce_output(partial: Tensor, axis: Axis, *, sequence: bool, label: str) ->
     return reduced
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def applied(function: Any, *arguments: Any) -> Any:
     """The result of an autograd function, whose `apply` torch leaves without types; no part of a compiled graph."""
     return function.apply(*arguments)
