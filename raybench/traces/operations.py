@@ -104,8 +104,43 @@ def find_operations(events: Events) -> list[Operation]:
     if events.of(Kind.KERNEL).size:
         found = finder.of_kernels(kernels)
     else:
-        found = [finder.of_annotation(int(row)) for row in spoken if words[int(events.name[row])][1]]
+        found = _take_labels(
+            events, [finder.of_annotation(int(row)) for row in spoken if words[int(events.name[row])][1]]
+        )
     return sorted(_joined(found), key=lambda operation: operation.begin)
+
+
+def _take_labels(events: Events, found: list[tuple[int | None, Operation]]) -> list[tuple[int | None, Operation]]:
+    """Give gloo's collectives, which its own threads run in the order of their launches, the labels of these launches.
+
+    An operation with a label begins with its launch: what follows is its time, in the queue or under way.
+    """
+    rows = _labels(events)
+    known = {label for label, _ in found}
+    rows = rows[np.argsort(events.begin[rows], kind="stable")]
+    free = [(row, Label.parse(events.names[events.name[row]])) for row in rows.tolist() if row not in known]
+    taken: list[tuple[int | None, Operation]] = []
+    for label, operation in sorted(found, key=lambda item: item[1].begin):
+        place = None
+        if label is None:
+            place = next((i for i, (row, own) in enumerate(free) if _launches(events, row, own, operation)), None)
+        if place is not None:
+            label, own = free.pop(place)
+            if own is not None:
+                operation.group, operation.group_size, operation.label = own.group, own.group_size, own.label
+                operation.payload_bytes = own.payload_bytes
+        if label is not None:
+            operation.begin = min(operation.begin, int(events.begin[label]))
+        taken.append((label, operation))
+    return taken
+
+
+def _launches(events: Events, row: int, label: Label | None, operation: Operation) -> bool:
+    return (
+        label is not None
+        and spoken_collective(label.kind) == operation.collective
+        and int(events.begin[row]) <= operation.begin
+    )
 
 
 def _joined(found: list[tuple[int | None, Operation]]) -> list[Operation]:

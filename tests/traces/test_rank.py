@@ -169,6 +169,23 @@ def test_raybenchs_own_label(tmp_path):
     assert Label.of("all_reduce", "data", range(0, 32, 2), 1, "").group == "data [0,2…30]"
 
 
+def test_labels_of_what_gloos_own_thread_runs_in_order(tmp_path):
+    labels = [Label.of("all_reduce", "data", (0, 1), 8, f"bucket {i}") for i in range(2)]
+    events = [
+        made.annotation("gloo:all_reduce", 1, 2, tid=9),
+        made.annotation(str(labels[0]), 5, 3),
+        made.annotation(str(labels[1]), 10, 3),
+        made.annotation("gloo:all_reduce", 6, 14, tid=9),
+        made.annotation("gloo:all_reduce", 22, 8, tid=9),
+    ]
+    found = operations(tmp_path, events)
+    assert [(o.label, o.begin - made.BASE_NS, o.end - made.BASE_NS) for o in found] == [
+        ("", 1000, 3000),
+        ("bucket 0", 5000, 20_000),
+        ("bucket 1", 10_000, 30_000),
+    ]
+
+
 def test_waits_for_launches(tmp_path):
     """Gaps 10-20 (launched at 18: 8 of it) and 30-50 (launched at 5: none) in step 0; 60-100 (at 90: 30) in step 1."""
     events = [

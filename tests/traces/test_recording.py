@@ -29,12 +29,16 @@ FIRST_STEP = 5
 STRATEGIES = ("accumulated", "bucketed", "torch-ddp", "zero3", "one-f-one-b")
 
 
+def case_of(name):
+    if name in SCHEDULES:
+        return Case(name=name, layout=Layout(pipeline=2), strategy={"pipeline": name})
+    return data_case(name, 2)
+
+
 def record(rank, name):
     """One rank's trace, and the recorder's operations of the traced steps."""
     work = workload(num_micro_batches=2)
-    case = data_case(name, 2)
-    if name in SCHEDULES:
-        case = Case(name=name, layout=Layout(pipeline=2), strategy={"pipeline": name})
+    case = case_of(name)
     mesh = rank.mesh(case.layout)
     strategy = build_strategy(work, case, mesh, rank.device)
     about = {"suite_id": "s", "track": "t", "case": name, "round": 1, "rank": rank.rank, "ranks": [0, 1]}
@@ -72,9 +76,7 @@ def test_recorded_operations_are_found_again(pools, tmp_path, name):
     assert together.notes == [] or name == "torch-ddp"
     assert together.waited_for_ns != [None, None] or name == "torch-ddp"
     if name in SCHEDULES:
-        plan = make_plan(
-            Case(name=name, layout=Layout(pipeline=2), strategy={"pipeline": name}), workload(num_micro_batches=2)
-        )
+        plan = make_plan(case_of(name), workload(num_micro_batches=2))
         for rank, report in enumerate(reports):
             done = zip(report.actions.stages, report.actions.kinds, report.actions.micro_batches, strict=True)
             assert [f"{stage}{kind}{number}" for stage, kind, number in done] == 2 * [
