@@ -97,7 +97,7 @@ class DeepSpeed3(DeepSpeed1):
         if self.engine is None:
             yield from super().full_parameters()
             return
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.runtime.zero import GatheredParameters
 
         for name, parameter in self.parameters.items():
             with GatheredParameters([parameter]):

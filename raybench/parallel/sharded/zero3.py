@@ -23,6 +23,8 @@ from raybench.parallel.sharded.zero1 import ShardedBucket
 from raybench.parallel.sharded.zero2 import MAX_IN_FLIGHT, TransientBucket, Zero2
 
 NO_LIMIT = 2**62
+NUM_AHEAD = 1
+"""Units that are gathered before they are needed: each is whole meanwhile."""
 
 
 class GatheredBucket(TransientBucket):
@@ -97,7 +99,7 @@ class Walk:
 
     def reach(self, unit: GatheredUnit) -> None:
         """Begin to gather up to the unit after this one, and wait for this one."""
-        self._gather_until(self._place[unit] + 2)
+        self._gather_until(self._place[unit] + 1 + NUM_AHEAD)
         unit.wait()
 
     def finish(self, keep: GatheredUnit | None = None) -> None:
