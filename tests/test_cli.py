@@ -145,7 +145,10 @@ def test_the_json_of_a_run(own: str, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     by_case = {row["case"]: row for row in body["rows"]}
     assert by_case["one"]["status"] == "ok"
     assert by_case["one"]["tokens_per_s"] == 500.0
-    assert (by_case["two"]["status"], by_case["two"]["reason"]) == ("out_of_memory", "rank 1: no memory")
+    assert (by_case["two"]["status"], by_case["two"]["reason"]) == (
+        "out_of_memory",
+        "rank 1: no memory (last: all-reduce)",
+    )
     assert by_case["two"]["tokens_per_s"] is None
     assert {
         "track",

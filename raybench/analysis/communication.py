@@ -90,8 +90,8 @@ def time_split(summary: pd.DataFrame) -> pd.DataFrame:
 def stragglers(results: Results) -> pd.DataFrame:
     """One row a case and rank: how often it was the last to begin an operation, and how long it kept the others.
 
-    Columns: suite_id, track, case, rank, last_share (of the operations it took part in), lateness_s (a step: how much
-    later than the first rank it began, summed over operations). Medians over rounds.
+    Columns: suite_id, track, case, rank, last_share (of the operations it took part in), lateness_s (how much later
+    than the first rank it began, in each step's latest operation, mean over steps). Medians over rounds.
     """
     rounds = []
     for round_ in _rounds(results):
@@ -102,12 +102,11 @@ def stragglers(results: Results) -> pd.DataFrame:
         waits = numbered.groupby(place, observed=True).wait_ns
         late = waits.transform("max") - numbered.wait_ns
         is_last = (numbered.wait_ns == waits.transform("min")) & (late > 0)
-        by_rank = pd.DataFrame({"rank": numbered["rank"], "last_share": is_last, "lateness_s": late / 1e9})
-        grouped = by_rank.groupby("rank")
+        latest = (late / 1e9).groupby([numbered["rank"], numbered.step]).max()
         row = pd.DataFrame(
             {
-                "last_share": grouped.last_share.mean(),
-                "lateness_s": grouped.lateness_s.sum() / numbered.step.nunique(),
+                "last_share": is_last.groupby(numbered["rank"]).mean(),
+                "lateness_s": latest.groupby("rank").mean(),
             }
         )
         rounds.append(row.reset_index().assign(**dict(zip(CASE, round_.key[:3], strict=True))))

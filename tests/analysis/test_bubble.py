@@ -17,15 +17,15 @@ TIMES = Times(forward=0.020, input_gradient=0.022, weight_gradient=0.017, transf
 
 
 def rows_of(schedule, times=TIMES, *, step=0, first_rank=0, late_s=0.0):
-    """What ranks would have recorded of a step that went as simulated; rank 1 is `late_s` late in each action."""
+    """What ranks would have recorded of a step that went as simulated; the last gradient is `late_s` late."""
     timeline = simulate(schedule, times)
     origin = 1_700_000_000_000_000_000 + step * 10**10
     rows = []
     for rank, events in enumerate(timeline.events):
         for event in events:
             kind = KINDS.get(event.action.kind, "weight_gradient")
-            begin = event.begin + (late_s if rank == 1 else 0.0)
-            span = (origin + int(begin * 1e9), origin + int((event.end + (late_s if rank == 1 else 0)) * 1e9))
+            late = late_s if event is events[-1] else 0.0
+            span = (origin + int((event.begin + late) * 1e9), origin + int((event.end + late) * 1e9))
             rows.append((first_rank + rank, step, kind, str(event.action), None, *span, None, None))
     begin_of = {event.action: event.begin for events in timeline.events for event in events}
     for transfer in timeline.transfers:
@@ -64,7 +64,8 @@ def test_what_the_runner_loses_is_in_the_measured_bubble_alone():
     found = bubble_of(schedule, rows_of(schedule, late_s=0.010))
     plain = bubble_of(schedule, rows_of(schedule))
     assert found.simulated == pytest.approx(plain.simulated)
-    assert found.measured > plain.measured
+    assert found.measured_step_s == pytest.approx(plain.measured_step_s + 0.010)
+    assert found.measured > plain.measured + 0.02
 
 
 def test_a_peer_has_its_theory_alone():

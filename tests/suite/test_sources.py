@@ -44,7 +44,7 @@ def test_at_full_they_are_the_published_workload(stem):
 
 def test_what_cannot_be_reached_is_skipped_in_a_suite_and_refused_alone():
     suite = Request(targets=tuple(whole_suite()), results="r", scale="full")
-    prepared = prepare(suite, cluster(node(gpus=8)))
+    prepared = prepare(suite, cluster(node(gpus=8), node("other", gpus=8)))
     for plan in prepared.plans:
         reasons = {reason for _, reason in plan.skipped}
         if plan.track.track in YELP:
