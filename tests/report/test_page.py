@@ -101,11 +101,13 @@ def test_the_keyboard_is_enough(visit: Visit) -> None:
 
 
 def test_rows_are_filtered_by_text_track_and_status(visit: Visit) -> None:
+    from playwright.sync_api import expect
+
     visit.page.get_by_label("Search").fill("NAIVE passed")
     assert visit.column("case") == ["naive"]
     assert visit.page.get_by_role("status").inner_text().startswith("1 of 6 cases")
     visit.page.get_by_role("button", name="Show all").click()
-    visit.page.wait_for_function("document.querySelectorAll('#cases-table tbody tr:not([hidden])').length == 6")
+    expect(visit.page.locator("#cases-table tbody tr:not([hidden])")).to_have_count(6)
     visit.page.locator("#filter").get_by_label("Status").select_option("crashed")
     assert visit.column("case") == ["broken"]
     visit.page.locator("#filter").get_by_label("Status").select_option("")

@@ -36,7 +36,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory, _ranks_find_the_tests: None) 
 
             yield Path(ray._private.worker._global_node.get_logs_dir_path())
     children = [Path(f"/proc/{p.pid}/cmdline").read_bytes() for p, _ in processes.descendants(os.getpid())]
-    assert [line for line in children if b"ray" in line.split(b"\0")[0]] == []
+    assert [line for line in children if b"ray" in line.split(b"\0")[0].rpartition(b"/")[2]] == []
 
 
 def launcher(loop: str):
