@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ HEAD_IN = 1.0
 """Of a panel: title, unit, legend, axis."""
 TITLE_PAD = 28
 """Points between a panel and its title, in which its basis and unit stand."""
+LEGEND_PAD = 16
+"""Points more for every line of a legend beneath them."""
+LEGEND_COLUMNS = 4
 LABEL: dict[str, Any] = {
     "va": "center",
     "color": INK,
@@ -83,9 +87,14 @@ def _num_rows(chart: Chart) -> float:
 
 
 def _panel(ax: Any, chart: Chart, basis: str) -> None:
-    ax.set_title(plain(chart.title, 90), loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=TITLE_PAD)
+    named = () if isinstance(chart, Nodes) else chart.series
+    raised = LEGEND_PAD * -(-len(named) // LEGEND_COLUMNS)
+    ax.set_title(
+        plain(chart.title, 90), loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=TITLE_PAD + raised
+    )
     under = f"{plain(basis, 120)}\n{chart.unit}"
-    text = ax.text(0, 1.0, under, transform=ax.transAxes, va="bottom", fontsize=7.5, color=MUTED)
+    place = ax.transAxes + ScaledTranslation(0, raised / 72, ax.figure.dpi_scale_trans)
+    text = ax.text(0, 1.0, under, transform=place, va="bottom", fontsize=7.5, color=MUTED)
     text.set_in_layout(False)
     ax.set_axisbelow(True)
     ax.tick_params(length=0, labelcolor=MUTED, labelsize=8)
@@ -96,12 +105,12 @@ def _panel(ax: Any, chart: Chart, basis: str) -> None:
 def _legend(ax: Any, names: dict[str, str]) -> None:
     if names:
         handles = [Patch(facecolor=SHADES[shade], label=name) for name, shade in names.items()]
-        ax.legend(
-            handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles) if len(handles) < 7 else 4,
-            bbox_transform=ax.transAxes + ScaledTranslation(0, TITLE_PAD / 72, ax.figure.dpi_scale_trans),
+        legend = ax.legend(
+            handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=min(len(handles), LEGEND_COLUMNS),
             frameon=False, fontsize=7.5, labelcolor=MUTED, handlelength=1, handleheight=1, borderaxespad=0.1,
-            columnspacing=1.2,
+            columnspacing=1.2, borderpad=0,
         )  # fmt: skip
+        legend.set_in_layout(False)
 
 
 def _bars(ax: Any, chart: Bars) -> None:
@@ -173,7 +182,15 @@ def _nodes(ax: Any, chart: Nodes) -> None:
     shades = colors(chart.series)
     place = 0.0
     for name, nodes in chart.groups:
-        ax.text(0, place + 0.2, name, fontsize=9, color=INK, fontweight="bold", va="center")
+        ax.text(
+            0,
+            place + 0.2,
+            textwrap.shorten(name, 100, placeholder=" …"),
+            fontsize=9,
+            color=INK,
+            fontweight="bold",
+            va="center",
+        )
         tallest = max(len(ranks) for _, ranks in nodes)
         width = 1 / len(nodes)
         for column, (node, ranks) in enumerate(nodes):
