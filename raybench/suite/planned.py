@@ -60,7 +60,7 @@ def plan_text(prepared: Prepared, estimated: Mapping[str, Estimate]) -> str:
                 lines.append(f"  {case.name:<24} not run: {reasons[case.name]}")
                 continue
             size = estimate.case_bytes[case.name]
-            memory = "memory unknown (own model)" if size is None else f"about {size / 2**30:.2f} GiB a rank"
+            memory = "memory not estimated" if size is None else f"about {size / 2**30:.2f} GiB a rank"
             rounds = plan.track.measure.num_rounds
             lines.append(f"  {case.name:<24} {case.layout}, {rounds} rounds, {memory}")
     basis = f"an assumed {GPU_FLOPS_PER_S / 1e12:g} TFLOP/s a GPU" if on_gpu else "one core's measured speed"
