@@ -52,7 +52,8 @@ class TimedBlock(nn.Module):
         begin = time.perf_counter()
         timing = _Timing(*(len(hidden) * seconds for seconds in self._seconds_each))
         # The order of these lines lets autograd compute the input gradient before the weight gradient.
-        factor = self.weight.sum(0) * len(self.weight) ** -0.5
+        # A product: its weight gradient takes memory as a real one does, where that of a sum is one row, expanded.
+        factor = self.weight.new_full(self.weight.shape[:1], len(self.weight) ** -0.5) @ self.weight
         scale: Tensor = 1 + _WeightGradient.apply(factor, timing)  # type: ignore[no-untyped-call]
         output: Tensor = _InputGradient.apply(hidden, timing) * scale  # type: ignore[no-untyped-call]
         if output.requires_grad:
