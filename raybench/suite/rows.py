@@ -196,13 +196,13 @@ class RowMaker:
             "tensor_groups_across_nodes": self.plan.num_crossing(case),
             "cpus_per_rank": None if placement is None else placement.cpus_per_rank,
             "nccl_env": dict(self.nccl_env),
-            "inherited_nccl_env": _inherited(),
+            "inherited_nccl_env": inherited(),
             "options": dict(case.options),
             "source_hash": this_code().source_hash,
         }
 
 
-def _inherited() -> dict[str, str]:
+def inherited() -> dict[str, str]:
     """Settings of NCCL and gloo that were in the environment already: file paths and names, never secrets."""
     return {key: value for key, value in sorted(os.environ.items()) if key.startswith(("NCCL_", "GLOO_"))}
 
