@@ -21,8 +21,15 @@ DOCTOR_KINDS = ("topo", "nccl", "watchdog")
 def list_command(*, on_cluster: bool) -> Answer:
     """Tracks and cases; with `on_cluster` against the Ray cluster and with its nodes, else against this machine."""
     from raybench.suite.cluster import probe_local, probe_ray
-    from raybench.suite.listing import cluster_text, describe_cluster, describe_nccl, list_text, listed_rows
-    from raybench.suite.listing import nccl_text, plan_suite
+    from raybench.suite.listing import (
+        cluster_text,
+        describe_cluster,
+        describe_nccl,
+        list_text,
+        listed_rows,
+        nccl_text,
+        plan_suite,
+    )
 
     if on_cluster:
         from raybench.suite.embedded import connect

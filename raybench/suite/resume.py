@@ -52,6 +52,7 @@ def find_suite(results: str, suite_id: str, request: Mapping[str, Any]) -> str |
     Raises:
         RequestError: the suite named is not there, or was asked for something else.
     """
+    from raybench.results.folder import shown
     from raybench.results.store import newest_suite, request_hash, suites
 
     if not suite_id:
@@ -59,7 +60,9 @@ def find_suite(results: str, suite_id: str, request: Mapping[str, Any]) -> str |
         return None if newest is None else newest.suite_id
     found = {suite.suite_id: suite for suite in suites(results)}
     if suite_id not in found:
-        raise RequestError(f"--resume: there is no suite {suite_id!r} in {results} (it has {_some(list(found))})")
+        raise RequestError(
+            f"--resume: there is no suite {suite_id!r} in {shown(results)} (it has {_some(list(found))})"
+        )
     if found[suite_id].request_hash != request_hash(request):
         raise RequestError(
             f"--resume: suite {suite_id} was asked for something else (repeat its tracks and options, or leave the "

@@ -103,7 +103,11 @@ def test_the_clusters_choice_is_listed_with_reasons(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=eth0")
     monkeypatch.setenv("NCCL_IB_DISABLE", "0")  # the cluster's own choice goes over it
     told = describe_nccl()
-    assert (told["chosen"], told["inherited"], told["known"]) == ("oci-ethernet", {"NCCL_SOCKET_IFNAME": "=eth0"}, NAMES)
+    assert (told["chosen"], told["inherited"], told["known"]) == (
+        "oci-ethernet",
+        {"NCCL_SOCKET_IFNAME": "=eth0"},
+        NAMES,
+    )
     assert {one["name"]: one["value"] for one in told["settings"]} == resolve("oci-ethernet")
     first, *lines = nccl_text(told).splitlines()
     assert first.startswith("NCCL settings: oci-ethernet (Oracle Cloud, Ethernet between the nodes")
@@ -117,7 +121,9 @@ def test_the_clusters_choice_is_listed_with_reasons(monkeypatch: pytest.MonkeyPa
 def test_no_choice_and_a_wrong_one_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert describe_nccl()["settings"] == []
-    assert nccl_text(describe_nccl()).startswith("NCCL settings: none chosen by the cluster; --nccl-env knows universal")
+    assert nccl_text(describe_nccl()).startswith(
+        "NCCL settings: none chosen by the cluster; --nccl-env knows universal"
+    )
     monkeypatch.setenv(VARIABLE, "oci-rmda")
     with pytest.raises(RequestError, match=f"{VARIABLE}: 'oci-rmda' is not known; did you mean 'oci-rdma'"):
         describe_nccl()
