@@ -16,6 +16,7 @@ from raybench.suite.attempt import Attempt, Round
 from raybench.suite.job import Job, RoundKey
 from raybench.suite.job_run import Broken, JobRun, one_line
 from raybench.suite.means import Means
+from raybench.suite.placement import NodePlacement
 from raybench.suite.plan import TrackPlan
 from raybench.suite.rows import BATCH_COLUMNS, RowMaker, rank_row
 from raybench.suite.track import Case
@@ -36,8 +37,8 @@ class CaseState:
     """The gate's columns, once it passed."""
     batch: Mapping[str, Any] = field(default_factory=dict)
     """With `micro_batch: largest`, the columns that tell what was found (`BATCH_COLUMNS`)."""
-    cut: bool = False
-    """Whether the budget took rounds away."""
+    cut: str | None = None
+    """Why there are no more rounds though nothing went wrong with it; None while there are."""
 
     @property
     def left(self) -> list[int]:
@@ -46,7 +47,7 @@ class CaseState:
         return [number for number in self.rounds if number not in self.done]
 
     def describe_cut(self) -> str:
-        return f"{len(self.done)} of {len(self.rounds)} rounds, the budget is used up"
+        return f"{len(self.done)} of {len(self.rounds)} rounds, {self.cut}"
 
 
 class TrackRun:
@@ -98,9 +99,27 @@ class TrackRun:
     def plan_again(self) -> None:
         """After a job broke: the nodes that are left may not do for all that is left."""
         if self.rounds_left():
+            before = self.plan.placement
             self.plan = self.means.replan(self.plan)
             self.rows = replace(self.rows, plan=self.plan)
             self._skip_unfit()
+            self._keep_apart(before)
+
+    def _keep_apart(self, before: NodePlacement | None) -> None:
+        """All rounds of a case are on equally many nodes: one that has lost some keeps the rounds that it has."""
+        after = self.plan.placement
+        for name, state in self.states.items():
+            if before is None or after is None or not (state.done and state.left):
+                continue
+            was, now = (place.num_nodes(state.case.layout.num_ranks) for place in (before, after))
+            if was != now:
+                self._cut(name, len(state.left), f"they were on {was} nodes and more would be on {now}")
+
+    def _cut(self, name: str, num_rounds: int, why: str) -> None:
+        state = self.states[name]
+        state.cut = why
+        self.means.progress.drop(self.name, name, num_rounds)
+        self.means.progress.note(f"{self.name}:{name}: {state.describe_cut()}")
 
     def abandon(self, reason: str) -> None:
         """Give every case that is not done its row, skipped for `reason`."""
@@ -278,9 +297,7 @@ class TrackRun:
             if not (left := state.left):
                 continue
             if self.deadline_unix_s is not None and state.done:
-                state.cut = True
-                self.means.progress.drop(self.name, name, len(left))
-                self.means.progress.note(f"{self.name}:{name}: {state.describe_cut()}")
+                self._cut(name, len(left), "the budget is used up")
             else:
                 reason = f"its job ended before round {left[0]}"
                 self._end_case(state, "failed", reason, attempt=self.attempt, round=left[0])

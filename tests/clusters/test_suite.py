@@ -1,0 +1,107 @@
+"""The real suite on clusters of two hosts: submitted from a laptop, its rows copied home, a host that dies on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pandas as pd
+import pytest
+
+from raybench.suite.catalog import whole_suite
+from tests.clusters.bring_up import TOKEN, Up, oci, oci_down, on_prem, on_prem_down
+from tests.clusters.leaks import assert_no_secret_leaked
+from tests.testbed.bed import Testbed
+
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
+TABLES = ("runs", "ranks", "steps", "evaluations", "operations")
+B = "b-ddp-two-nodes"
+WIDE = ("naive", "bucketed", "torch-ddp")
+"""Cases of B on two nodes."""
+BUDGET_S = 300
+"""Costs rounds: one of every case remains, and every gate."""
+
+
+def check_whole_suite(runs: pd.DataFrame) -> None:
+    """Every case of every track has its row: B's are ok on two nodes, the others ok, or skipped with a reason."""
+    expected = {(t.track.resolve("smoke").track, c.name) for t in whole_suite() for c in t.track.resolve("smoke").cases}
+    assert {*zip(runs.track, runs.case, strict=True)} == expected
+    ok, skipped = runs[runs.status == "ok"], runs[runs.status == "skipped"]
+    assert len(ok) + len(skipped) == len(runs), runs[~runs.status.isin(["ok", "skipped"])][["track", "case", "reason"]]
+    assert set(ok.gate) == {"passed"}
+    assert skipped.reason.str.len().gt(0).all()
+    b = runs[runs.track == B]
+    assert set(b.status) == {"ok"}
+    assert set(b[b.case.isin(WIDE)].num_nodes) == {2}
+    assert set(b[~b.case.isin(WIDE)].num_nodes) == {1}
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("bring_up", "take_down"), [(oci, oci_down), (on_prem, on_prem_down)])
+def test_run_all_from_a_laptop(
+    bed: Testbed, bring_up: Callable[[Testbed], Up], take_down: Callable[[Up], None]
+) -> None:
+    up = bring_up(bed)
+    listed = up.submit("raybench", "list", "--cluster")
+    assert f"NCCL settings: {up.nccl_env} (" in listed
+    for host in up.hosts:
+        assert f"node {host.internal_ip} (" in listed
+
+    said = up.submit("raybench", "run-all", "--scale", "smoke", "--budget-s", str(BUDGET_S), timeout=3000)
+    print(said[-6000:])
+    runs = up.bring_home(said)
+    print(runs.groupby(["track", "status"], observed=True).size())
+    check_whole_suite(runs)
+    ranks = up.table("ranks").merge(runs[["track", "case", "round", "num_nodes"]], on=["track", "case", "round"])
+    wide = ranks[(ranks.track == B) & (ranks.num_nodes == 2)]
+    assert set(wide.node) == {host.internal_ip for host in up.hosts}
+    assert set(zip(wide["rank"], wide.node_rank, strict=True)) == {(0, 0), (1, 0), (2, 1), (3, 1)}
+
+    assert_no_secret_leaked(bed, up.hosts, {name: up.table(name) for name in TABLES}, listed + said)
+    take_down(up)
+
+
+@pytest.mark.timeout(1200)
+def test_a_host_that_dies_in_mid_track_costs_its_case_and_what_needs_it(bed: Testbed) -> None:
+    """The cloud goes on listing the dead instance, as it does for a crashed kernel."""
+    up = oci(bed)
+    tunnel = bed.tunnel(up.file)
+    try:
+        submit = ["ray", "job", "submit", "--no-wait", "--submission-id", "mortal", "--", "raybench", "run", "b", "a"]
+        bed.laptop.run(*submit, "--scale", "smoke", "--repeats", "2", env=TOKEN)
+
+        def said() -> str:
+            return bed.laptop.run("ray", "job", "logs", "mortal", env=TOKEN).stdout
+
+        wait_for(said, f"{B}:naive round 1:")
+        died = up.worker.internal_ip
+        bed.pull(next(name for name, host in bed.hosts.items() if host is up.worker))
+        begun = time.monotonic()
+        wait_for(said, "copy them down")
+        print(f"from the plug to the suite's end: {time.monotonic() - begun:.0f} s\n{said()}")
+        told = said()
+    finally:
+        tunnel.close()
+    assert f"cluster: {died} went away; going on with what remains" in told
+    runs = up.bring_home(told)
+    last = runs.sort_values("round").groupby(["track", "case"], observed=True).last()
+    crashed = last[last.status == "crashed"]
+    assert len(crashed) == 1
+    assert set(crashed.index.get_level_values("case")) < set(WIDE)
+    assert crashed.reason.str.contains(f" on {died} went away without a word", regex=False).all()
+    rest = last.drop(crashed.index)
+    for (track, case), row in rest.iterrows():
+        if track == B and case in WIDE:
+            assert row.status == "skipped"
+            assert "needs 2 nodes" in row.reason
+        else:
+            assert (row.status, row.gate) == ("ok", "passed"), (track, case, row.reason)
+    assert set(rest.index.get_level_values("track")) == {B, "a-ddp-one-node"}
+    oci_down(up)
+
+
+def wait_for(said: Callable[[], str], text: str, timeout_s: float = 400) -> None:
+    deadline = time.monotonic() + timeout_s
+    while text not in said():
+        assert time.monotonic() < deadline, f"never said {text!r}:\n{said()}"
+        time.sleep(1)
