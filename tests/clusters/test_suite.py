@@ -1,4 +1,4 @@
-"""The real suite on clusters of two hosts: submitted from a laptop, its rows copied home, a host that dies on the way."""
+"""The real suite on clusters of two hosts: submitted from a laptop, rows copied home, a host that dies on the way."""
 
 from __future__ import annotations
 
