@@ -21,6 +21,8 @@ _ADVICE = {
     "NETWORK_CONNECTION": "no answer: check endpoint_override and the network",
 }
 """What to do about an error of an object store, by the name that the AWS SDK has for it."""
+_CHECKSUMS = ("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE_CHECKSUM_VALIDATION")
+"""Stores that only speak S3, Oracle's among them, refuse the AWS SDK's default: chunks with a checksum behind them."""
 
 
 class StoreError(RequestError):
@@ -200,6 +202,9 @@ def open_folder(results: str | Path | Folder) -> Folder:
     if text.startswith("file://"):
         return LocalFolder(Path(text.removeprefix("file://")))
     name = shown(text)
+    if "endpoint_override" in text:
+        for variable in _CHECKSUMS:
+            os.environ.setdefault(variable, "when_required")
     try:
         filesystem, root = fs.FileSystem.from_uri(text)
     except (OSError, pa.ArrowException) as error:
