@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +98,13 @@ def readable(folder: Path, secret: str) -> list[Path]:
 
 
 def test_a_suite_in_a_bucket(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = store.raybench("run", *MEASURE, "--launcher", "torchrun", "--results", store.uri())
-    assert done.returncode == 0, done.stderr
+    command = ["run", *MEASURE, "--results", store.uri()]
+    with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as ray:  # a short name, for Ray's sockets
+        keys = {"AWS_ACCESS_KEY_ID": store.key, "AWS_SECRET_ACCESS_KEY": store.secret, "RAY_TMPDIR": ray}
+        done = store.raybench(*command, **keys)
+        assert done.returncode == 0, done.stderr
+        assert list(Path(ray).glob("*/logs/*"))
+        assert readable(Path(ray), store.secret) == []
     (suite,) = re.findall(rf"^suite (\S+): rows in s3://{BUCKET}/{FOLDER}$", done.stdout, re.M)
 
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(store.home / ".aws" / "credentials"))
@@ -114,7 +120,7 @@ def test_a_suite_in_a_bucket(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     # As if the driver had been killed just before the second round was complete: its row in `runs` comes last.
     (second,) = [name for name in store.names() if name.startswith(f"{FOLDER}/runs/") and name.endswith("-2.parquet")]
     store.client.delete_object(Bucket=BUCKET, Key=second)
-    again = store.raybench("run", *MEASURE, "--launcher", "torchrun", "--results", store.uri(), "--resume")
+    again = store.raybench(*command, "--resume")
     assert again.returncode == 0, again.stderr
     assert f"suite {suite}: rows in s3://{BUCKET}/{FOLDER}" in again.stdout
     assert re.findall(r"bucketed round (\d):", again.stderr) == ["2"]
