@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 
 from tests.clusters.conftest import ROOT
 from tests.testbed.bed import ENDPOINT, OCI_FILL_IN, Testbed
-from tests.testbed.host import Host, Laptop
+from tests.testbed.host import Background, Host, Laptop
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_ADDRESS": "http://127.0.0.1:8265"}
 """What a person exports before `ray job submit`."""
@@ -43,6 +44,20 @@ class Up:
         try:
             submit = ["ray", "job", "submit", "--", *command]
             return self.bed.laptop.run(*submit, env=TOKEN, timeout=timeout, check=check).stdout
+        finally:
+            tunnel.close()
+
+    @contextmanager
+    def submitted(self, *command: str) -> Iterator[Background]:
+        """The same, under way: its output grows while the job runs."""
+        tunnel = self.bed.tunnel(self.file)
+        try:
+            submit = ["ray", "job", "submit", "--", *command]
+            job = self.bed.laptop.start(*submit, env={**TOKEN, "PYTHONUNBUFFERED": "1"})
+            try:
+                yield job
+            finally:
+                job.close()
         finally:
             tunnel.close()
 
