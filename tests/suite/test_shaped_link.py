@@ -20,8 +20,8 @@ MODEL = {"num_layers": 4, "width": 512, "num_heads": 8, "ffn_width": 2048, "voca
 SETTINGS = [f"workload.model.{key}={value}" for key, value in MODEL.items()]
 SETTINGS += ["workload.sequence_length=16", "workload.micro_batch_size=1", "measure.num_instrumented_steps=4"]
 MEASURE = ["--scale", "smoke", "--steps", "3", "--warmup", "1", "--repeats", "2", "--json"]
-BURST_MB = 4
-"""More than the shaper lets through at once."""
+BURST_BYTES = 1 << 20
+"""What the shaper lets through at once after a pause (`Host.shape`): it does not count for the rate."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Measured:
     """One case of track B."""
 
     bytes_per_s: float
-    """What its all-reduces move, counted by their algorithm: median over steps, from where all ranks are there."""
+    """What its all-reduces move, counted by their algorithm: median over steps, from where all ranks have begun."""
     payload_bytes: int
     """Of the recorded steps."""
     sent_bytes: int
@@ -55,7 +55,7 @@ def run(hosts: tuple[Host, Host], address: str, case: str) -> Measured:
     for _, step in reduced.groupby(["round", "step"]):
         by_rank = step.groupby("rank")
         seconds = (step.end_ns.max() - by_rank.begin_ns.min().max()) / 1e9
-        steps.append(by_rank.wire_bytes.sum().max() / seconds)
+        steps.append((by_rank.wire_bytes.sum().max() - BURST_BYTES) / seconds)
     payload = int(reduced[reduced["rank"] == 0].payload_bytes.sum())
     return Measured(float(pd.Series(steps).median()), payload, sent)
 
@@ -71,10 +71,10 @@ def test_all_reduce_over_two_hosts_fills_their_link(bed: Testbed, rate: str) -> 
     for host in hosts:
         host.shape(rate)
     both_ways = ((head, worker), (worker, head))
-    before = streams(*both_ways, megabytes=100, ahead=BURST_MB)
+    before = streams(*both_ways, megabytes=100, ahead=4)
     wide = run(hosts, address, "bucketed")
     narrow = run(hosts, address, "bucketed-one-node")
-    after = streams(*both_ways, megabytes=100, ahead=BURST_MB)
+    after = streams(*both_ways, megabytes=100, ahead=4)
     link = max(*before, *after)
     print(
         f"{rate}: TCP, both ways at once, up to {link / 1e6:.1f} MB/s; all-reduce over two hosts "
