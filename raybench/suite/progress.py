@@ -26,7 +26,7 @@ class Progress:
         """Seconds that the last round of each track and case took."""
         self._total = 0
         self._begun_s: dict[tuple[str, str, int], float] = {}
-        """When each round under way began: some ranks begin the next before others have ended theirs."""
+        """When each round began that has not ended: a next one's first word may overtake the last one's end."""
 
     def __enter__(self) -> Self:
         return self
@@ -61,8 +61,8 @@ class Progress:
 
     def case_ended(self, track: str, case: str, status: Status, reason: str | None) -> None:
         """A case got another status than ok: none of its rounds is to come any more."""
-        self._begun_s = {place: begun for place, begun in self._begun_s.items() if place[:2] != (track, case)}
         self._take(track, case, self._left.get((track, case), 0))
+        self._begun_s = {place: begun for place, begun in self._begun_s.items() if place[:2] != (track, case)}
         self._line(f"{track}:{case} {status}: {reason}" if reason else f"{track}:{case} {status}")
 
     def drop(self, track: str, case: str, num_rounds: int) -> None:

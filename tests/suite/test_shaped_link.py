@@ -63,6 +63,7 @@ def run(hosts: tuple[Host, Host], address: str, case: str) -> Measured:
 @pytest.mark.netns
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.flaky(reruns=2)
 @pytest.mark.parametrize("rate", ["1gbit", "200mbit"])
 def test_all_reduce_over_two_hosts_fills_their_link(bed: Testbed, rate: str) -> None:
     head, worker, address = two_hosts(bed)
