@@ -16,7 +16,6 @@ from raybench.suite.attempt import Attempt, Round
 from raybench.suite.job import Job, RoundKey
 from raybench.suite.job_run import Broken, JobRun, one_line
 from raybench.suite.means import Means
-from raybench.suite.placement import NodePlacement
 from raybench.suite.plan import TrackPlan
 from raybench.suite.rows import BATCH_COLUMNS, RowMaker, rank_row
 from raybench.suite.track import Case
@@ -37,6 +36,8 @@ class CaseState:
     """The gate's columns, once it passed."""
     batch: Mapping[str, Any] = field(default_factory=dict)
     """With `micro_batch: largest`, the columns that tell what was found (`BATCH_COLUMNS`)."""
+    num_nodes: int | None = None
+    """Nodes that the rounds done were on."""
     cut: str | None = None
     """Why there are no more rounds though nothing went wrong with it; None while there are."""
 
@@ -79,6 +80,7 @@ class TrackRun:
     def run(self) -> None:
         """Do all rounds, in as many jobs as it takes; every case has a row afterwards."""
         self._skip_unfit()
+        self._keep_apart()
         while rounds := self.rounds_left():
             done_before = self._num_done()
             broken = self._run_job(rounds)
@@ -99,21 +101,18 @@ class TrackRun:
     def plan_again(self) -> None:
         """After a job broke: the nodes that are left may not do for all that is left."""
         if self.rounds_left():
-            before = self.plan.placement
             self.plan = self.means.replan(self.plan)
             self.rows = replace(self.rows, plan=self.plan)
             self._skip_unfit()
-            self._keep_apart(before)
+            self._keep_apart()
 
-    def _keep_apart(self, before: NodePlacement | None) -> None:
-        """All rounds of a case are on equally many nodes: one that has lost some keeps the rounds that it has."""
-        after = self.plan.placement
+    def _keep_apart(self) -> None:
+        """All rounds of a case are on equally many nodes: where there are fewer or more now, it keeps what it has."""
         for name, state in self.states.items():
-            if before is None or after is None or not (state.done and state.left):
+            if self.plan.placement is None or state.num_nodes is None or not (left := state.left):
                 continue
-            was, now = (place.num_nodes(state.case.layout.num_ranks) for place in (before, after))
-            if was != now:
-                self._cut(name, len(state.left), f"they were on {was} nodes and more would be on {now}")
+            if (now := self.plan.placement.num_nodes(state.case.layout.num_ranks)) != state.num_nodes:
+                self._cut(name, len(left), f"whose nodes were {state.num_nodes} and would now be {now}")
 
     def _cut(self, name: str, num_rounds: int, why: str) -> None:
         state = self.states[name]
@@ -223,6 +222,7 @@ class TrackRun:
             if part.trace is not None:
                 self.means.store.write_trace(self.name, complete.case, part.rank, part.trace)
         state.done.add(complete.round)
+        state.num_nodes = self.plan.placement and self.plan.placement.num_nodes(state.case.layout.num_ranks)
         window_ns, tokens = measured.get("window_ns"), measured.get("tokens")
         speed = tokens / window_ns * 1e9 if window_ns and tokens else None
         self.means.progress.round_ended(self.name, complete.case, complete.round, speed, str(run["gate"]))

@@ -87,5 +87,5 @@ def test_a_host_that_dies_in_mid_track_costs_its_case_and_what_needs_it(bed: Tes
     ok = runs[runs.status == "ok"].groupby(["track", "case"], observed=True).num_nodes.agg(["nunique", "max", "size"])
     assert set(ok["nunique"]) == {1}
     assert tuple(ok.loc[(B, "naive"), ["max", "size"]]) == (2, 1)
-    assert f"{B}:naive: 1 of 2 rounds, they were on 2 nodes and more would be on 1" in told
+    assert f"{B}:naive: 1 of 2 rounds, whose nodes were 2 and would now be 1" in told
     oci_down(up)

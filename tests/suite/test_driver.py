@@ -218,8 +218,13 @@ def test_rounds_on_fewer_nodes_are_not_mixed_with_those_before():
         ["ok"],
         ["crashed"],
     )
-    assert outcome.notes == ["t:wide: 1 of 3 rounds, they were on 2 nodes and more would be on 1"]
+    assert outcome.notes == ["t:wide: 1 of 3 rounds, whose nodes were 2 and would now be 1"]
     assert outcome.statuses["t", "wide"] == "ok"
+
+    recorded = Recorded("s", {("t", "wide"): {1: ("ok", None)}}, num_nodes={("t", "wide"): 1})
+    outcome, store = drive(World(), track, plans=[both], recorded=recorded)
+    assert (len(store.statuses("narrow")), store.statuses("wide"), len(store.statuses("mortal"))) == (3, [], 3)
+    assert outcome.notes == ["t:wide: 1 of 3 rounds, whose nodes were 1 and would now be 2"]
 
 
 def test_a_case_that_does_not_fit_has_its_row_and_matters_only_where_it_was_named():
