@@ -39,12 +39,12 @@ def list_command(*, on_cluster: bool) -> Answer:
     else:
         cluster = probe_local()
     plans = plan_suite(cluster)
-    text, more = list_text(plans, cluster), {"cluster": describe_cluster(cluster)}
-    if on_cluster:
-        nccl = describe_nccl()
+    nccl = describe_nccl() if on_cluster else None
+    text = list_text(plans, cluster)
+    if nccl is not None:
         text = f"{cluster_text(cluster)}\n{nccl_text(nccl)}\n\n{text}"
-        more["nccl"] = nccl
-    return Answer(text=text, document=document(0, rows=listed_rows(plans), **more))
+    body = document(0, rows=listed_rows(plans), cluster=describe_cluster(cluster), nccl=nccl)
+    return Answer(text=text, document=body)
 
 
 def run_command(request: Request, *, dry_run: bool) -> Answer:

@@ -222,7 +222,8 @@ class TrackRun:
             if part.trace is not None:
                 self.means.store.write_trace(self.name, complete.case, part.rank, part.trace)
         state.done.add(complete.round)
-        state.num_nodes = self.plan.placement and self.plan.placement.num_nodes(state.case.layout.num_ranks)
+        if self.plan.placement is not None:
+            state.num_nodes = self.plan.placement.num_nodes(state.case.layout.num_ranks)
         window_ns, tokens = measured.get("window_ns"), measured.get("tokens")
         speed = tokens / window_ns * 1e9 if window_ns and tokens else None
         self.means.progress.round_ended(self.name, complete.case, complete.round, speed, str(run["gate"]))
