@@ -59,6 +59,9 @@ def assert_no_secret_leaked(bed: Testbed, hosts: Iterable[Host], tables: Mapping
     secrets = secrets_of(bed)
     since = bed.laptop.namespace.path(f"{Laptop.HOME}/.ssh").stat().st_ctime  # everything here is younger than its keys
     for machine in (bed.laptop.namespace, *(host.namespace for host in hosts)):
-        assert leaked(machine, secrets.values(), since) == [], machine.name
-    assert in_rows(tables, secrets.values()) == []
-    assert [name for name, secret in secrets.items() if secret in said] == []
+        places = leaked(machine, secrets.values(), since)
+        assert not places, f"on {machine.name}: {places}"
+    columns = in_rows(tables, secrets.values())
+    assert not columns, f"in {columns}"
+    names = [name for name, secret in secrets.items() if secret in said]
+    assert not names, f"printed: {names}"
