@@ -41,7 +41,7 @@ def test_files_and_commands(bed: Testbed) -> None:
     with pytest.raises(AssertionError, match="on one: "):
         assert_no_secret_leaked(bed, [host], {}, "nothing")
     host.run("rm", "/home/ubuntu/.ray/auth_token", "/tmp/ray/raylet.out", "/var/log/x")
-    with pytest.raises(AssertionError, match="printed: .*Ray's token"):
+    with pytest.raises(AssertionError, match=r"printed: .*Ray's token"):
         assert_no_secret_leaked(bed, [host], {}, "it said not-to-be-seen")
     talker = subprocess.Popen(host.namespace.enter(["sh", "-c", "sleep 60; : not-to-be-seen"]))
     try:
