@@ -10,15 +10,20 @@ from tests.testbed.bed import Testbed
 from tests.testbed.host import Host, Laptop
 from tests.testbed.namespaces import Namespace
 
-OWN = ("auth_token", "id_ed25519", "key.pem", "ray_bootstrap_key.pem")
+OWN = (".ray/auth_token", ".ssh/id_ed25519", ".oci/key.pem", "ray_bootstrap_key.pem", ".aws/credentials")
 """Files whose purpose is to hold a secret; they may, where nobody else can read them."""
 
 
 def secrets_of(bed: Testbed) -> dict[str, str]:
     """Text by which every secret of a cluster is known: Ray's token, the person's keys, what instances sign with."""
     home = bed.laptop.namespace.path(Laptop.HOME)
-    mine = {"Ray's token": ".ray/auth_token", "the SSH key": ".ssh/id_ed25519"}
-    found = {name: (home / file).read_text().strip() for name, file in mine.items()} | bed.api.identity.secrets
+    mine = {
+        "Ray's token": ".ray/auth_token",
+        "the SSH key": ".ssh/id_ed25519",
+        "the key to a bucket": ".aws/credentials",
+    }
+    found = {name: (home / file).read_text().strip() for name, file in mine.items() if (home / file).exists()}
+    found |= bed.api.identity.secrets
     return {name: _middle(text) for name, text in found.items()}
 
 

@@ -12,6 +12,7 @@ from raybench.suite.catalog import whole_suite
 from tests.clusters.bring_up import Up, oci, oci_down, on_prem, on_prem_down
 from tests.clusters.leaks import assert_no_secret_leaked
 from tests.testbed.bed import Testbed
+from tests.testbed.host import Laptop
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
 TABLES = ("runs", "ranks", "steps", "evaluations", "operations")
@@ -40,6 +41,18 @@ def check(runs: pd.DataFrame, asked: list[str]) -> None:
     assert set(b[~b.case.isin(WIDE)].num_nodes) == {1}
 
 
+def try_by_hand(up: Up) -> None:
+    """What docs/clusters.md has to type besides: a key to a bucket for the head, and whether a port is dropped."""
+    bed = up.bed
+    bed.laptop.write(".aws/credentials", "[default]\naws_secret_access_key = opens-the-bucket\n")
+    bed.laptop.run("ray", "rsync-up", up.file, f"{Laptop.HOME}/.aws/", "~/.aws/")
+    there = up.head.run("stat", "-c", "%a", f"/home/{up.head.user}/.aws/credentials").stdout
+    assert there.strip() == "600"
+    knock = f'timeout 5 bash -c "</dev/tcp/{up.worker.internal_ip}/12345"; echo $?'
+    said = bed.laptop.run("ray", "exec", up.file, knock).stdout.splitlines()
+    assert "1" in said
+
+
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("bring_up", "take_down", "asked"), [(oci, oci_down, WHOLE), (on_prem, on_prem_down, PART)])
 def test_from_a_laptop_and_home_again(
@@ -50,6 +63,8 @@ def test_from_a_laptop_and_home_again(
     assert f"NCCL settings: {up.nccl_env} (" in listed
     for host in up.hosts:
         assert f"node {host.internal_ip} (" in listed
+
+    try_by_hand(up)
 
     said = up.submit("raybench", *asked, "--scale", "smoke", timeout=3000)
     print(said[-6000:])
