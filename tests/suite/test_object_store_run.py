@@ -20,6 +20,9 @@ import requests
 from moto.iam.access_control import S3AccessDeniedError, S3IAMRequest
 from moto.server import ThreadedMotoServer
 
+from raybench.results.schema import TABLES
+from tests.clusters.leaks import in_rows
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 BUCKET, FOLDER = "bench", "team/results"
 MEASURE = ["a:bucketed", "--scale", "smoke", "--steps", "2", "--warmup", "1", "--repeats", "2"]
@@ -131,8 +134,8 @@ def test_a_suite_in_a_bucket(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     assert store.secret not in said
     assert store.key not in said
     assert readable(store.home, store.secret) == [store.home / ".aws" / "credentials"]
-    for name in store.names():
-        assert store.secret.encode() not in store.client.get_object(Bucket=BUCKET, Key=name)["Body"].read()
+    tables = {table: pd.read_parquet(store.uri(f"{BUCKET}/{FOLDER}/{table}")) for table in TABLES}
+    assert in_rows(tables, [store.secret, store.key]) == []
 
 
 @pytest.mark.parametrize(
