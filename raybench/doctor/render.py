@@ -11,7 +11,7 @@ from raybench.doctor.findings import Finding, Result
 
 _WIDTH = 100
 _TITLES = {"topo": "Topology", "nccl-log": "NCCL log", "watchdog": "PyTorch watchdog", "story": "Together"}
-_HIDDEN = ("kind", "findings", "hosts", "verdict", "files")
+_HIDDEN = ("kind", "findings", "hosts", "verdict", "files", "begun")
 
 
 def render(result: Result) -> str:
