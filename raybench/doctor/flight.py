@@ -22,7 +22,9 @@ _MOST_BEGUN = 32
 _OPEN = ("scheduled", "started")
 _PEERS = re.compile(r"^(send|recv) (\d+)(->|<-)(\d+)$")
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
-_LIBRARY = re.compile(r"(?:site-packages|dist-packages|lib/python3\.\d+)/|raybench/worker/(?:communication|channel|exchange)\.py")
+_LIBRARY = re.compile(
+    r"(?:site-packages|dist-packages|lib/python3\.\d+)/|raybench/worker/(?:communication|channel|exchange)\.py"
+)
 
 
 def is_flight_dump(text: str) -> bool:

@@ -1,12 +1,13 @@
 """What several ranks had under way when they hung, read together: who has not come, to which operation.
 
 Every rank tells what it waits for, and how many operations it has begun among which ranks. A rank that waits has an
-edge to each rank that has not come to the operation. Ranks that others wait for, and that wait for nobody, are where the
-hang began; where there is none, the ranks wait for each other in a circle.
+edge to each rank that has not come to the operation. Ranks that others wait for, and that wait for nobody, are where
+the hang began; where there is none, the ranks wait for each other in a circle.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -66,7 +67,9 @@ def read_hang(dumps: Mapping[int, Result]) -> Hang:
     if apart is not None:
         rank, did = apart
         sentence = f"{did}; {_whereabouts(rank, dumps)}"
-        return Hang(sentence, (rank,), (*told, finding("ranks-desynchronised", f"{_capital(sentence)}.", None, [_LOOK])))
+        return Hang(
+            sentence, (rank,), (*told, finding("ranks-desynchronised", f"{_capital(sentence)}.", None, [_LOOK]))
+        )
     if not waits:
         return Hang(None, (), ())
     if all(wait.state == CALLED for found in waits.values() for wait in found):
@@ -80,7 +83,7 @@ def read_hang(dumps: Mapping[int, Result]) -> Hang:
     if missed:
         return _circle(sorted(missed), waits, told)
     sentence = f"no rank is missing, so it is the network, or only slow: {_all_waits(waits).rstrip('.')}"
-    return Hang(sentence, (), tuple([*told, *_first(waits)]))
+    return Hang(sentence, (), (*told, *_first(waits)))
 
 
 def _waits(rank: int, dumps: Mapping[int, Result]) -> list[_Wait]:
@@ -139,15 +142,23 @@ def _out_of_step(dumps: Mapping[int, Result]) -> tuple[int, str] | None:
 
 def _apart(group: str, number: int, begun: Mapping[int, Mapping[str, str]]) -> tuple[int, str]:
     names = {rank: found[str(number)] for rank, found in sorted(begun.items()) if str(number) in found}
-    usual = max(names.values(), key=list(names.values()).count)
-    odd = next(rank for rank, name in names.items() if name != usual)
-    like = next(rank for rank, name in names.items() if name == usual)
-    others = f"rank {some([str(rank) for rank, name in names.items() if name == usual])}"
-    if names[odd] == begun[like].get(str(number + 1)):
-        return odd, f"rank {odd} left out {usual}, #{number} over {group}, which {others} began"
-    if begun[odd].get(str(number + 1)) == usual:
-        return odd, f"rank {odd} began {names[odd]} as #{number} over {group}, which {others} did not"
-    return odd, f"rank {odd} began {names[odd]} as #{number} over {group}, where {others} began {usual}"
+    counts = Counter(names.values())
+    usual = [name for name, count in counts.items() if count == max(counts.values())]
+    for name in usual:
+        like = next(rank for rank in names if names[rank] == name)
+        for odd in names:
+            if names[odd] != name and names[odd] == begun[like].get(str(number + 1)):
+                return odd, f"rank {odd} left out {name}, #{number} over {group}, which {_those(names, name)} began"
+    name = usual[0]
+    odd = next(rank for rank in names if names[rank] != name)
+    began = f"rank {odd} began {names[odd]} as #{number} over {group}"
+    if begun[odd].get(str(number + 1)) == name:
+        return odd, f"{began}, which {_those(names, name)} did not"
+    return odd, f"{began}, where {_those(names, name)} began {name}"
+
+
+def _those(names: Mapping[int, str], name: str) -> str:
+    return f"rank {some([str(rank) for rank in names if names[rank] == name])}"
 
 
 def _not_there(roots: Sequence[int], waits: Mapping[int, list[_Wait]], dumps: Mapping[int, Result]) -> str:
@@ -192,7 +203,9 @@ def _known_by_stacks(waits: Mapping[int, list[_Wait]], dumps: Mapping[int, Resul
         others = _all_waits(waits).rstrip(".")
         sentence = f"rank {some([str(rank) for rank in free])} is in no operation, while {others} waits"
         sentence += f"; {_whereabouts(free[0], dumps)}"
-        found = finding("silent-rank", f"{_capital(sentence)}.", None, [f"Look at rank {free[0]} first: its `stack`, its log."])
+        found = finding(
+            "silent-rank", f"{_capital(sentence)}.", None, [f"Look at rank {free[0]} first: its `stack`, its log."]
+        )
         return Hang(sentence, tuple(free), (*told, found))
     if {wait.operation for found in waits.values() for wait in found} in ({"send"}, {"receive"}):
         return _circle(sorted(waits), waits, told)

@@ -3,13 +3,13 @@
 It shares the rank's marker, so it knows the last operation; it holds the other end of a pipe, so it notices the
 rank's death however that came about; it keeps its own connection to the sink, so it hears the order to stop and
 the driver's death. At a round's deadline, or at an order, it has the rank write the stacks of all its threads
-(`faulthandler`, which needs no cooperation of the interpreter) and torch's flight recorder (`worker.flight`, which needs
-a little), reports them with the rank's last operations, and kills the rank. It imports nothing heavy, and it always
-ends: with its rank, with the sink, or soon after either.
+(`faulthandler`, which needs no cooperation of the interpreter) and torch's flight recorder (`worker.flight`, which
+needs a little), reports them with the rank's last operations, and kills the rank. It imports nothing heavy, and it
+always ends: with its rank, with the sink, or soon after either.
 
 The rank starts it with the descriptors of the marker and of the files for stacks and the flight recorder as arguments,
-its standard input as the pipe: one line of JSON (`Assignment`), then single letters (`LEAVING`, `QUIT`); and its standard
-output: `ready` or what is wrong, then `FLIGHT` whenever the recorder's content is wanted.
+and two pipes. Its standard input tells one line of JSON (`Assignment`), then single letters (`LEAVING`, `QUIT`); its
+standard output `ready` or what is wrong, then `FLIGHT` whenever the recorder's content is wanted.
 """
 
 from __future__ import annotations
