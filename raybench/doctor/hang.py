@@ -168,20 +168,24 @@ def _not_there(roots: Sequence[int], waits: Mapping[int, list[_Wait]], dumps: Ma
     absent = [str(rank) for rank in roots if rank in wait.missing]
     came = f"rank {some(absent)} {'has' if len(absent) == 1 else 'have'} not come to {wait}"
     waits_there = f", in which rank {some(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
-    return f"{came}{waits_there}; {_whereabouts(root, dumps)}"
+    return f"{came}{waits_there}; {_whereabouts(root, dumps, wait.group)}"
 
 
 def _is_same(one: _Wait, other: _Wait) -> bool:
     return (one.group, one.number, one.ranks) == (other.group, other.number, other.ranks)
 
 
-def _whereabouts(rank: int, dumps: Mapping[int, Result]) -> str:
+def _whereabouts(rank: int, dumps: Mapping[int, Result], group: str = "") -> str:
+    """Where a rank was: by its own words, else by the last operation of the group that it began."""
     dump: Mapping[str, Any] = dumps.get(rank, {})
     last, place = dump.get("last_operation"), dump.get("at")
+    begun = list(dump.get("begun", {}).get(group, {}).items())
     where = f" ({place})" if place else ""
     if last:
         return f"rank {rank} was at '{last}'{where}"
-    return f"rank {rank} was at {place}" if place else f"rank {rank} does not tell where it was"
+    if place:
+        return f"rank {rank} was at {place}"
+    return f"its last there is {begun[-1][1]} #{begun[-1][0]}" if begun else f"rank {rank} does not tell where it was"
 
 
 def _circle(ranks: Sequence[int], waits: Mapping[int, list[_Wait]], told: Sequence[Finding]) -> Hang:

@@ -16,7 +16,10 @@ _HIDDEN = ("kind", "findings", "hosts", "verdict", "files", "begun")
 
 def render(result: Result) -> str:
     """Plain text, at most 100 columns (evidence is left as it is)."""
-    return "\n".join(_lines(result)) + "\n"
+    lines = list(_lines(result))
+    if any(line.startswith(("  ERROR", "  WARNING")) for line in lines):
+        lines += ["", "  What to do, by symptom: docs/troubleshooting.md"]
+    return "\n".join(lines) + "\n"
 
 
 def _lines(result: Result) -> Iterator[str]:

@@ -216,6 +216,7 @@ def test_several_dumps_are_one_story_and_the_file_name_tells_the_rank():
     assert answer["verdict"].startswith(
         "Rank 3 has not come to all_reduce #2 of process group 0, in which rank 2 waits"
     )
+    assert answer["verdict"].endswith("; its last there is all_reduce [[8]] #1.")
     assert answer["silent_ranks"] == ["3"]
 
 

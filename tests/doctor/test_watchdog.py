@@ -347,7 +347,7 @@ PEER = "[rank1]:[E1119 03:27:40.2 ProcessGroupNCCL.cpp:1484] [PG ID 0 PG GUID 0(
         ),
         (
             f"{PEER}Process group watchdog thread terminated with exception: NCCL error: remote process exited or "
-            "there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed possibly due to a network error.",
+            "there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed.",
             "peer-closed",
             "only follows",
         ),
