@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: its commands exist and parse, its links lead somewhere, its quotes are what the code says."""
+"""docs/troubleshooting.md: its commands exist and parse, its links lead somewhere, its findings are the doctor's."""
 
 from __future__ import annotations
 
