@@ -18,7 +18,7 @@ import pytest
 
 import raybench
 from raybench import Results
-from raybench.suite.commands import doctor_command
+from raybench.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACK = """
@@ -211,7 +211,9 @@ def test_a_rank_that_breaks_costs_its_case_alone(
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_deadlock_is_captured_and_its_row_names_the_rank_and_the_operation(start, tmp_path: Path, launcher: str):
+def test_a_deadlock_is_captured_and_its_row_names_the_rank_and_the_operation(
+    start, tmp_path: Path, launcher: str, capsys: pytest.CaptureFixture[str]
+):
     code, body = start(launcher=launcher, track=HANGS, PLAY_SKIP="skip 1", PLAY_SEND="send 1").finish()
     assert (code, statuses(tmp_path)) == (1, {"skip": ["timeout"], "send": ["timeout"], "after": ["ok"]})
     reasons = {row["case"]: row["reason"] for row in body["rows"]}
@@ -231,7 +233,8 @@ def test_a_deadlock_is_captured_and_its_row_names_the_rank_and_the_operation(sta
         assert [rank["last_operations"][-1]["seconds"] > 1 for rank in found] == [True, True]
         # The doctor's reading is the one that its own command makes of these files.
         files = [part for rank in (0, 1) for part in ("watchdog", str(folder / f"rank_{rank}.json"))]
-        read = doctor_command(files).document
+        assert main(["doctor", *files, "--json"]) == 0
+        read = json.loads(capsys.readouterr().out)
         kept = json.loads((folder / "reading.json").read_text())
         assert (read["verdict"], read["findings"][1]["code"]) == (kept["verdict"], "ranks-desynchronised")
         assert kept["verdict"] in " ".join((folder / "reading.txt").read_text().split())
