@@ -221,7 +221,8 @@ def _shared_files() -> Iterator[tuple[Marker, int, int]]:
     with tempfile.TemporaryDirectory(prefix="raybench-", dir=parent) as folder:
         marker = Marker.create(Path(folder) / "marker")
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        yield marker, *(os.open(Path(folder) / name, flags, 0o600) for name in ("stacks", "flight"))
+        stacks, flight = (os.open(Path(folder) / name, flags, 0o600) for name in ("stacks", "flight"))
+        yield marker, stacks, flight
 
 
 def classify(error: BaseException) -> tuple[Status, bool]:
