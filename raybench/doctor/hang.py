@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 from raybench.doctor.findings import Finding, Result, finding
@@ -132,11 +131,9 @@ def _out_of_step(dumps: Mapping[int, Result]) -> tuple[int, str] | None:
     """The first place at which two ranks of a group began different operations: the rank apart from most, and words."""
     for group in sorted({group for dump in dumps.values() for group in dump["begun"]}):
         begun = {rank: dump["begun"][group] for rank, dump in dumps.items() if group in dump["begun"]}
-        for one, other in combinations(sorted(begun), 2):
-            common = sorted(set(begun[one]) & set(begun[other]), key=int)
-            number = next((n for n in common if begun[one][n] != begun[other][n]), None)
-            if number is not None:
-                return _apart(group, int(number), begun)
+        for number in sorted({int(number) for names in begun.values() for number in names}):
+            if len({names[str(number)] for names in begun.values() if str(number) in names}) > 1:
+                return _apart(group, number, begun)
     return None
 
 
