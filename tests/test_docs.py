@@ -13,7 +13,7 @@ from raybench.cli import app, main
 from raybench.doctor.findings import SEVERITY
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").replace("\\\n", " ")
 COMMANDS = [line.removeprefix("$ ").strip() for line in PAGE.splitlines() if re.match(r"(\$| {3}) +raybench ", line)]
 
 
