@@ -212,7 +212,7 @@ def test_a_rank_that_breaks_costs_its_case_alone(
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_deadlock_is_captured_and_its_row_names_the_rank_and_the_operation(
-    start, tmp_path: Path, launcher: str, capsys: pytest.CaptureFixture[str]
+    start, tmp_path: Path, launcher: str, capfd: pytest.CaptureFixture[str]
 ):
     code, body = start(launcher=launcher, track=HANGS, PLAY_SKIP="skip 1", PLAY_SEND="send 1").finish()
     assert (code, statuses(tmp_path)) == (1, {"skip": ["timeout"], "send": ["timeout"], "after": ["ok"]})
@@ -234,7 +234,7 @@ def test_a_deadlock_is_captured_and_its_row_names_the_rank_and_the_operation(
         # The doctor's reading is the one that its own command makes of these files.
         files = [part for rank in (0, 1) for part in ("watchdog", str(folder / f"rank_{rank}.json"))]
         assert main(["doctor", *files, "--json"]) == 0
-        read = json.loads(capsys.readouterr().out)
+        read = json.loads(capfd.readouterr().out)
         kept = json.loads((folder / "reading.json").read_text())
         assert (read["verdict"], read["findings"][1]["code"]) == (kept["verdict"], "ranks-desynchronised")
         assert kept["verdict"] in " ".join((folder / "reading.txt").read_text().split())
