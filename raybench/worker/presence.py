@@ -26,7 +26,7 @@ from raybench.worker.outbox import Outbox, SinkLostError
 from raybench.worker.witness import DUMP_SIGNAL, LEAVING, QUIT, Assignment
 
 if TYPE_CHECKING:
-    from raybench.suite.job import Job
+    from raybench.suite.job import RankJob
 
 READY_S = 20.0
 """How long a witness may take to start."""
@@ -61,7 +61,7 @@ class Presence:
     @classmethod
     def start(
         cls,
-        job: Job,
+        job: RankJob,
         identity: Identity,
         *,
         leave: Callable[[BaseException | None], None] | None = None,
@@ -143,7 +143,7 @@ class Presence:
 class _WitnessProcess:
     """The witness, seen from the rank that started it."""
 
-    def __init__(self, job: Job, identity: Identity, marker: Marker, stacks_fd: int) -> None:
+    def __init__(self, job: RankJob, identity: Identity, marker: Marker, stacks_fd: int) -> None:
         import raybench
 
         root = str(Path(raybench.__file__).resolve().parents[1])
