@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import groupby
 from typing import Any, Protocol
 
 from raybench.comm.rows import rows_of
@@ -56,14 +55,18 @@ class Sweep:
     """Likewise, in the rows' JSON."""
 
     def jobs(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Settings and the rounds that one job does under each: alone all, else alternating, each first in turn."""
+        """Settings and the rounds that one job does under each.
+
+        One setting alone does all in one job; of several each has a job of its own in every round, the first in turn.
+        """
         names = list(self.settings)
-        turns = [
-            (names[(place + number) % len(names)], number + 1)
+        if len(names) == 1:
+            return [(names[0], tuple(range(1, self.num_rounds + 1)))]
+        return [
+            (names[(place + number) % len(names)], (number + 1,))
             for number in range(self.num_rounds)
             for place in range(len(names))
         ]
-        return [(name, tuple(n for _, n in rounds)) for name, rounds in groupby(turns, key=lambda turn: turn[0])]
 
     def label(self, setting: str, case: str) -> str:
         """The column `case`: with the setting where several are compared."""
