@@ -60,7 +60,7 @@ def links(results: Results | str | Path) -> pd.DataFrame:
                     "num_rounds": case["round"].nunique(),
                 }
             )
-    return pd.DataFrame(rows, columns=LINK_COLUMNS)
+    return _numeric(pd.DataFrame(rows, columns=LINK_COLUMNS), ["bus_bandwidth_bytes_per_s", "bus_bandwidth_error"])
 
 
 def sizes(results: Results | str | Path) -> pd.DataFrame:
@@ -77,7 +77,7 @@ def sizes(results: Results | str | Path) -> pd.DataFrame:
     by_size = [*CASE, "payload_bytes"]
     rows = [_size_row(dict(zip(by_size, key, strict=True)), rounds) for key, rounds in _groups(frame, by_size)]
     columns = [*by_size, *FACTS, "status", "reason", "num_rounds", "num_wrong", *MEDIANS, "speedup"]
-    return pd.DataFrame(rows, columns=columns)
+    return _numeric(pd.DataFrame(rows, columns=columns), ["link_bytes_per_s", *MEDIANS, "speedup"])
 
 
 def _size_row(key: dict[str, Any], rounds: pd.DataFrame) -> dict[str, Any]:
@@ -124,6 +124,11 @@ def _groups(frame: pd.DataFrame, by: list[str]) -> Iterable[tuple[Any, pd.DataFr
     ranked = frame.assign(case_rank=frame.groupby(CASE, observed=True, sort=False).ngroup())
     ordered = ranked.sort_values(["case_rank", "payload_bytes"], kind="stable").drop(columns="case_rank")
     return ordered.groupby(by, observed=True, sort=False, dropna=False)
+
+
+def _numeric(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Columns that may hold nothing but nulls, as numbers all the same."""
+    return frame.astype(dict.fromkeys(columns, "float64"))
 
 
 def _median(values: pd.Series) -> float | None:
