@@ -80,17 +80,17 @@ class Timed:
             clock.step_ended()
         window_ns = clock.stop()
         place.members.barrier("window's end")
-        row: Row = {
+        counted = {} if place.counters is None or sent is None else place.counters.sent_since(sent)
+        place.members.barrier("counters' end")
+        return {
             "payload_bytes": self.payload_bytes,
             "num_repeats": num_repeats,
             "window_ns": window_ns,
             "durations_ns": [duration for _, duration in clock.steps()],
             "num_wrong": self.num_wrong(),
             "num_checked": len(self.buffers.received),
+            **counted,
         }
-        if place.counters is not None and sent is not None:
-            row |= place.counters.sent_since(sent)
-        return row
 
     def num_wrong(self) -> int:
         """Elements that one repeat gets wrong on this rank."""
@@ -132,12 +132,14 @@ class Timed:
 def slowdown(alone_s: float, beside_s: float, other_s: float) -> float | None:
     """How many times longer work takes while another runs, if it ended after `beside_s` and the other after `other_s`.
 
-    What is left when the other has ended goes on as fast as alone: it is no part of the comparison. None where the
-    other ended before it could be told.
+    What is left when the other has ended goes on as fast as alone: it is no part of the comparison. Work that stood
+    still meanwhile counts as if a twentieth of it had been done. None where the other ended before it could be told.
     """
     together_s = min(beside_s, other_s)
+    if together_s < 0.1 * alone_s:
+        return None
     done_together = 1 - (beside_s - together_s) / alone_s
-    return together_s / alone_s / done_together if done_together > 0.1 else None
+    return together_s / alone_s / max(done_together, 0.05)
 
 
 class Compute:

@@ -114,6 +114,7 @@ def test_overlap_says_how_much_each_slows_the_other(pools) -> None:
         (1.0, 2.0, 2.0, 2.0),  # both, by 2
         (1.0, 1.5, 3.0, 1.5),  # it ended first: all of it ran beside the other
         (1.0, 1.5, 1.0, 2.0),  # half of it was done beside the other in 1 s, the rest alone
+        (1.0, 2.0, 1.0, 20.0),  # it stood still while the other ran
         (1.0, 1.0, 0.05, None),  # they met too shortly to tell
     ],
 )

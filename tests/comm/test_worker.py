@@ -21,7 +21,7 @@ from tests.pool import Rank
 
 
 def make_job(cases: list[SweepCase], world_size: int, num_rounds: int = 1, **changes: object) -> CommJob:
-    options = {"sizes": (8, 4096), "budget_s": 1.0, "timeout_s": 60, "overlap": False, **changes}
+    options = {"sizes": (8, 4096), "budget_s": 60.0, "timeout_s": 60, "overlap": False, **changes}
     return CommJob(
         suite_id=f"sweep-{time.monotonic_ns()}",
         attempt=1,
