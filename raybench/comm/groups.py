@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from raybench.errors import RequestError
 from raybench.suite.ranks import placement
@@ -61,7 +61,7 @@ def _along(axis: str, nodes: Sequence[str], layout: Layout) -> list[Ranks]:
 
 def usual_groups(nodes: Sequence[str], layout: Layout | None) -> tuple[str, ...]:
     """Those that a cluster and a layout have and that differ from each other, in the order of `GROUPS`."""
-    found: Mapping[tuple[Ranks, ...], str] = {}
+    found: dict[tuple[Ranks, ...], str] = {}
     for name in GROUPS:
         if name in AXES and layout is None:
             continue

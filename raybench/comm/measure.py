@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from raybench.worker.clock import StepClock, synchronize
 from raybench.worker.communication import Axis
 from raybench.worker.messages import Row
 
-NUM_WARMUP = 3
+NUM_WARMUP = 5
 MIN_REPEATS, MAX_REPEATS = 5, 500
 NUM_OVERLAPS = 7
 """Trials of an operation alone, of compute alone, and of both."""
@@ -50,15 +51,15 @@ class Timed:
         self.length = operation.length(payload_bytes, dtype, place.axis.size)
         self.payload_bytes = self.length * dtype.itemsize
         self.buffers: Buffers = operation.buffers(place.axis, self.length, dtype, place.device)
-        self._run(1)
+        self._launch(0)
         place.members.barrier("warm-up")
-        self.launch_s = place.agree(self._run(NUM_WARMUP) / NUM_WARMUP)
+        self.launch_s = place.agree(median(self._launch(repeat) for repeat in range(NUM_WARMUP)))
         """Roughly what one launch takes."""
 
-    def _run(self, num_repeats: int) -> float:
+    def _launch(self, repeat: int) -> float:
+        """One launch, until it is complete; the seconds that it took."""
         begin = time.perf_counter()
-        for repeat in range(num_repeats):
-            self.operation.launch(self.place.axis, self.buffers, repeat, False)
+        self.operation.launch(self.place.axis, self.buffers, repeat, False)
         synchronize(self.place.device)
         return time.perf_counter() - begin
 
@@ -103,7 +104,7 @@ class Timed:
         """How much longer the operation and matrix products take while the other runs, each ÷ its time alone."""
         place = self.place
         compute = Compute(place.device, place.agree(self.launch_s))
-        alone, computing, both = [], [], []
+        alone, computing, both = (list[tuple[float, float]]() for _ in range(3))
         for _ in range(NUM_OVERLAPS):
             for times, with_operation, with_compute in (
                 (alone, True, False),
@@ -164,7 +165,7 @@ class Compute:
 
 
 class _HostTrial:
-    """One trial on the host's clock: gloo works in threads of its own."""
+    """One trial on the host's clock: gloo works in threads of its own, and a thread here waits for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._ended_s = 0.0
@@ -174,19 +175,18 @@ class _HostTrial:
     ) -> tuple[float, float]:
         begin = time.perf_counter()
         work = launch() if launch is not None else None
-        if work is not None:
-            work.get_future().add_done_callback(self._note_end)
-        compute_s = 0.0
+        waiting = Thread(target=self._wait, args=(work,), name="overlap")
+        waiting.start()
         if compute is not None:
             compute()
-            compute_s = time.perf_counter() - begin
+        compute_s = time.perf_counter() - begin if compute is not None else 0.0
+        waiting.join()
+        return self._ended_s - begin if work is not None else 0.0, compute_s
+
+    def _wait(self, work: dist.Work | None) -> None:
         if work is not None:
             work.wait()
-            self._ended_s = self._ended_s or time.perf_counter()
-        return max(0.0, self._ended_s - begin) if work is not None else 0.0, compute_s
-
-    def _note_end(self, _: object) -> None:
-        self._ended_s = self._ended_s or time.perf_counter()
+        self._ended_s = time.perf_counter()
 
 
 class _CudaTrial:

@@ -117,7 +117,8 @@ def _exchanged(axis: Axis, length: int, like: Tensor) -> Tensor:
 def _launch_broadcast(axis: Axis, buffers: Buffers, repeat: int, is_async: bool) -> dist.Work | None:
     """Each repeat from another rank, which has what it sends from the repeat before: no rank can run ahead."""
     source = axis.ranks[repeat % axis.size]
-    return dist.broadcast(buffers.sent, src=source, group=axis.group, async_op=is_async)
+    work: dist.Work | None = dist.broadcast(buffers.sent, src=source, group=axis.group, async_op=is_async)
+    return work
 
 
 def _launch_round(axis: Axis, buffers: Buffers, repeat: int, is_async: bool) -> None:

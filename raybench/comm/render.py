@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -66,74 +67,101 @@ def _where(row: Any) -> str:
 
 
 def _unmeasured(part: pd.DataFrame) -> list[Any]:
-    """Of every operation the first row that has no time, but what the budget left out is said as a size."""
-    rows = part[part.status != "ok"].drop_duplicates("kind")
-    return list(rows.itertuples())
+    """Of every operation the first row that has no time and should; what the budget left out, the legend says."""
+    rows = part[(part.status != "ok") & ((part.status != "skipped") | part.payload_bytes.isna())]
+    return list(rows.drop_duplicates("kind").itertuples())
 
 
-Cell = Callable[[Any], str]
-TIMES: tuple[tuple[str, Cell], ...] = (
-    ("wrong", lambda row: number(row.num_wrong)),
-    ("p50\nµs", lambda row: microseconds(row.p50_ns)),
-    ("p95\nµs", lambda row: microseconds(row.p95_ns)),
-    ("p99\nµs", lambda row: microseconds(row.p99_ns)),
-    ("algbw\nGB/s", lambda row: _gigabytes(row.algorithm_bandwidth_bytes_per_s)),
-    ("busbw\nGB/s", lambda row: _gigabytes(row.bus_bandwidth_bytes_per_s)),
-    ("% of\nlink", lambda row: percent(row.fraction_of_link, 0)),
-    ("sent\n× S", lambda row: _sent(row)),
-    ("beside\ncompute", lambda row: _times(row.overlap_slowdown)),
-    ("compute\nbeside", lambda row: _times(row.overlap_compute_slowdown)),
-    ("×\nfirst", lambda row: number(row.speedup)),
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    cell: Callable[[Any], str]
+    rank: int = 0
+    """Columns of the highest rank go first where the terminal is too narrow."""
+
+
+TIMES = (
+    _Column("wrong", lambda row: number(row.num_wrong)),
+    _Column("p50\nµs", lambda row: microseconds(row.p50_ns)),
+    _Column("p95\nµs", lambda row: microseconds(row.p95_ns), 2),
+    _Column("p99\nµs", lambda row: microseconds(row.p99_ns), 1),
+    _Column("algbw\nGB/s", lambda row: _gigabytes(row.algorithm_bandwidth_bytes_per_s), 3),
+    _Column("busbw\nGB/s", lambda row: _gigabytes(row.bus_bandwidth_bytes_per_s)),
+    _Column("% of\nlink", lambda row: percent(row.fraction_of_link, 0)),
+    _Column("sent\n× S", lambda row: _sent(row), 1),
+    _Column("beside\ncomp.", lambda row: _times(row.overlap_slowdown), 4),
+    _Column("comp.\nbeside", lambda row: _times(row.overlap_compute_slowdown), 4),
+    _Column("×\nfirst", lambda row: number(row.speedup)),
+)
+SIZE = (
+    _Column("operation", lambda row: str(row.kind)),
+    _Column("size", lambda row: short_size(row.payload_bytes)),
+)
+FIT = (
+    _Column("operation", lambda row: str(row.kind)),
+    _Column("α\nµs", lambda row: microseconds(row.alpha_s * 1e9)),
+    _Column("fitted\nGB/s", lambda row: _gigabytes(row.fitted)),
+    _Column("±", lambda row: percent(row.fitted_error, 0 if row.fitted_error > 0.1 else 1), 3),
+    _Column("fit\nerror", lambda row: percent(row.fit_error, 0), 3),
+    _Column("largest", lambda row: short_size(row.payload_bytes)),
 )
 
 
-def _by_operation(part: pd.DataFrame, fitted: pd.DataFrame) -> Table:
+def _by_operation(part: pd.DataFrame, fitted: pd.DataFrame) -> RenderableType:
     """A line an operation: the fit, and what its largest size took."""
-    grid = _grid("operation", "α\nµs", "fitted\nGB/s", "±", "fit\nerror", "largest", columns=_used(part))
+    rows = []
     for kind, sizes in part.groupby("kind", sort=False):
-        lines = fitted[fitted.kind == kind]
         timed = sizes[sizes.time_ns.notna()]
         if timed.empty:
             continue
-        largest = timed.iloc[-1].copy()
-        largest["num_wrong"] = sizes.num_wrong.sum()
-        last = lines.iloc[-1] if len(lines) else None
-        grid.add_row(
-            str(kind),
-            MISSING if last is None else microseconds(lines.iloc[0].alpha_s * 1e9),
-            MISSING if last is None else _gigabytes(last.bus_bandwidth_bytes_per_s),
-            MISSING if last is None else percent(last.bus_bandwidth_error),
-            MISSING if last is None else percent(lines.fit_error.max(), 0),
-            size(int(largest.payload_bytes)),
-            *(cell(largest) for _, cell in _used(part)),
-        )
-    return grid
+        lines = fitted[fitted.kind == kind]
+        row = timed.iloc[-1].copy()
+        row["num_wrong"] = sizes.num_wrong.sum()
+        row["alpha_s"] = lines.alpha_s.iloc[0] if len(lines) else None
+        row["fitted"] = lines.bus_bandwidth_bytes_per_s.iloc[-1] if len(lines) else None
+        row["fitted_error"] = lines.bus_bandwidth_error.iloc[-1] if len(lines) else float("nan")
+        row["fit_error"] = lines.fit_error.max() if len(lines) else None
+        rows.append(row)
+    return _Fitting((*FIT, *TIMES), rows)
 
 
-def _by_size(part: pd.DataFrame) -> Table:
+def _by_size(part: pd.DataFrame) -> RenderableType:
     """A line a size, as nccl-tests prints them."""
-    grid = _grid("operation", "size", columns=_used(part))
-    for row in part.itertuples():
-        if known(row.payload_bytes):
-            grid.add_row(str(row.kind), size(int(row.payload_bytes)), *(cell(row) for _, cell in _used(part)))
-    return grid
+    return _Fitting((*SIZE, *TIMES), list(part[part.payload_bytes.notna()].itertuples()))
 
 
-def _used(part: pd.DataFrame) -> list[tuple[str, Cell]]:
-    """A column that says nothing in any row only takes room."""
-    rows = list(part.itertuples())
-    return [(name, cell) for name, cell in TIMES if any(cell(row) not in (MISSING, "") for row in rows)]
+class _Fitting:
+    """A table without the columns that say nothing, or for which the terminal has no room."""
 
+    def __init__(self, columns: Sequence[_Column], rows: Sequence[Any]) -> None:
+        self._rows = rows
+        self._columns = [c for c in columns if any(c.cell(row) not in (MISSING, "") for row in rows)]
 
-def _grid(*names: str, columns: list[tuple[str, Cell]]) -> Table:
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 1), pad_edge=False)
-    for place, name in enumerate((*names, *(name for name, _ in columns))):
-        grid.add_column(name, justify="right" if place else "left", no_wrap=True)
-    return grid
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        for highest in range(max((c.rank for c in self._columns), default=0), -1, -1):
+            grid = self._grid([c for c in self._columns if c.rank <= highest])
+            if console.measure(grid, options=options.update(max_width=1000)).maximum <= options.max_width:
+                break
+        yield grid
+
+    def _grid(self, columns: Sequence[_Column]) -> Table:
+        grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for place, column in enumerate(columns):
+            grid.add_column(column.title, justify="right" if place else "left", no_wrap=True)
+        for row in self._rows:
+            grid.add_row(*(column.cell(row) for column in columns))
+        return grid
 
 
 def _gigabytes(bytes_per_s: Any) -> str:
-    return number(bytes_per_s / 1e9) if known(bytes_per_s) else MISSING
+    if not known(bytes_per_s):
+        return MISSING
+    return number(bytes_per_s / 1e9) if bytes_per_s >= 1e6 else f"{bytes_per_s / 1e9:.0e}"
+
+
+def short_size(num_bytes: Any) -> str:
+    """Without decimals that say nothing."""
+    return size(int(num_bytes)).replace(".00 ", " ").replace(".0 ", " ") if known(num_bytes) else MISSING
 
 
 def _times(ratio: Any) -> str:
@@ -203,7 +231,7 @@ def _panel(left: Any, right: Any, part: pd.DataFrame, fitted: pd.DataFrame, titl
     timed = part[part.time_ns.notna()]
     for (kind, dtype), sizes in timed.groupby(["kind", "dtype"], sort=False):
         mark, dash = MARKS[str(dtype)]
-        style: Mapping[str, Any] = {"color": SHADES[str(kind)], "fillstyle": "full" if dtype == "fp32" else "none"}
+        style: dict[str, Any] = {"color": SHADES[str(kind)], "fillstyle": "full" if dtype == "fp32" else "none"}
         payload = sizes.payload_bytes.astype(float)
         left.plot(payload, sizes.time_ns.astype(float) / 1e3, mark, ms=3.5, **style)
         right.plot(payload, sizes.bus_bandwidth_bytes_per_s.astype(float) / 1e9, mark, ms=3.5, **style)
@@ -224,8 +252,9 @@ def _panel(left: Any, right: Any, part: pd.DataFrame, fitted: pd.DataFrame, titl
         ax.set_yscale("log")
         ax.set_title(f"{title}: {what}\n{where}", loc="left", fontsize=9)
         ax.set_xlabel("payload", fontsize=8)
-        ax.xaxis.set_major_formatter(lambda value, _: size(round(value)))
+        ax.xaxis.set_major_formatter(lambda value, _: short_size(round(value)))
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ax.yaxis.set_minor_formatter(lambda value, _: "")
         ax.grid(color="#d8dee4", lw=0.5)
         ax.tick_params(length=0, labelsize=8)
         for side in ax.spines.values():
@@ -234,7 +263,7 @@ def _panel(left: Any, right: Any, part: pd.DataFrame, fitted: pd.DataFrame, titl
 
 def _lines(fitted: pd.DataFrame) -> list[Line]:
     names = list(Line.__dataclass_fields__)
-    return [Line(**row) for row in fitted[names].to_dict("records")]
+    return [Line(*(row[name] for name in names)) for row in fitted[names].to_dict("records")]
 
 
 def _between(low: int, high: int, num_points: int = 25) -> list[float]:

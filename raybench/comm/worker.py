@@ -157,8 +157,7 @@ class _Worker:
             self.presence.marker.mark(f"{case.name} of {payload} bytes")
             timed = Timed(operation, place, payload, dtype)
             launch_s = timed.launch_s
-            beside_s = LAUNCHES_BESIDE_REPEATS * launch_s
-            rows.append(timed.measure(timed.num_repeats(left_s / (len(payloads) - index) - beside_s)))
+            rows.append(timed.measure(timed.num_repeats(left_s / (len(payloads) - index) / 2)))
         if self.job.overlap and operation.can_overlap:
             left_s = place.agree(share_s - (time.perf_counter() - begin))
             if 4 * NUM_OVERLAPS * timed.launch_s <= left_s:

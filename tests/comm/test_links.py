@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -72,8 +74,6 @@ def test_settings_are_compared_within_their_round(tmp_path: Path) -> None:
 
 
 def test_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import sys
-
     left_out = {"setting": "default", "group": "across", "kind": "all_reduce", "dtype": "fp32", "status": "skipped"}
     refused = {**left_out, "kind": "send", "reason": "gloo has no send of fp32: no"}
     whole = [
@@ -86,9 +86,14 @@ def test_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert "across fp32  2 ranks on 2 nodes, gloo, link 1.25 GB/s" in out
     (line,) = [line for line in out.splitlines() if line.split()[:1] == ["all_reduce"]]
-    assert line.split()[1:6] == ["30.0", "1.00", "0.0", "%", "0"]
-    assert "8.00 MiB" in line
-    assert "all_reduce: skipped: budget" in out
+    assert line.split()[1:8] == ["30.0", "1.00", "0.0", "%", "0", "%", "8"]
+    assert "budget" not in out
+    assert "1 size left out for the budget, the largest of each operation first" in legend(measured)
+    narrow = io.StringIO()
+    console_for(narrow, width=70).print(table(measured, fitted, by_size=False))
+    assert "algbw" in out
+    assert "algbw" not in narrow.getvalue()
+    assert "…" not in narrow.getvalue()
     assert "send: skipped: gloo has no send of fp32: no" in out
     console_for(sys.stdout, width=160).print(table(measured, fitted, by_size=True))
     assert sum(line.split()[:1] == ["all_reduce"] for line in capsys.readouterr().out.splitlines()) == len(PAYLOADS) + 1
