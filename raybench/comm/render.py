@@ -27,6 +27,7 @@ SHADES = {
     "send": "#bc4c00",
     "send_receive": "#cf222e",
 }
+UNKNOWN = float("nan")
 MARKS = {"fp32": ("o", "-"), "bf16": ("s", "--")}
 
 
@@ -117,10 +118,10 @@ def _by_operation(part: pd.DataFrame, fitted: pd.DataFrame) -> RenderableType:
         lines = fitted[fitted.kind == kind]
         row = timed.iloc[-1].copy()
         row["num_wrong"] = sizes.num_wrong.sum()
-        row["alpha_s"] = lines.alpha_s.iloc[0] if len(lines) else None
-        row["fitted"] = lines.bus_bandwidth_bytes_per_s.iloc[-1] if len(lines) else None
-        row["fitted_error"] = lines.bus_bandwidth_error.iloc[-1] if len(lines) else float("nan")
-        row["fit_error"] = lines.fit_error.max() if len(lines) else None
+        row["alpha_s"] = lines.alpha_s.iloc[0] if len(lines) else UNKNOWN
+        row["fitted"] = lines.bus_bandwidth_bytes_per_s.iloc[-1] if len(lines) else UNKNOWN
+        row["fitted_error"] = lines.bus_bandwidth_error.iloc[-1] if len(lines) else UNKNOWN
+        row["fit_error"] = lines.fit_error.max() if len(lines) else UNKNOWN
         rows.append(row)
     return _Fitting((*FIT, *TIMES), rows)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 
 import torch
@@ -100,7 +99,6 @@ class _Worker:
         marker.mark("round sent")
         self.rendezvous.meet(members, "end of round")
         marker.end_round()
-        gc.collect()
 
     def _place(self, case: SweepCase, members: Axis) -> Place:
         ranks = next(group for group in self.groups[case.group] if self.rank in group)

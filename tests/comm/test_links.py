@@ -80,7 +80,7 @@ def test_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         *straight(30_000, 1, network_bytes=16, loopback_bytes=None),
         {**left_out, "payload_bytes": 1 << 30, "reason": "budget"},
     ]
-    write(tmp_path, "s1", {("a", 1): whole, ("b", 1): [refused]})
+    write(tmp_path, "s1", {("a", 1): whole, ("b", 1): [refused], ("c", 1): [row(8, 100, kind="all_gather")]})
     measured, fitted = sizes(tmp_path), links(tmp_path)
     console_for(sys.stdout, width=160).print(table(measured, fitted, by_size=False))
     out = capsys.readouterr().out
