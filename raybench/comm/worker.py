@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -144,17 +145,18 @@ class _Worker:
     ) -> list[Row]:
         """Every size that the share of the budget allows, ascending; a row that says so for what it does not."""
         payloads = different_payloads(operation, self.job.sizes, dtype, place.axis.size)
-        begin, rows, launch_s = time.perf_counter(), list[Row](), 0.0
+        begin, rows, launch_s, least_s = time.perf_counter(), list[Row](), 0.0, math.inf
         for index, payload in enumerate(payloads):
             left_s = place.agree(share_s - (time.perf_counter() - begin))
             if index:
-                launch_s *= payload / payloads[index - 1]  # no launch takes longer than in proportion
-                if launch_s * (MIN_REPEATS + LAUNCHES_BESIDE_REPEATS) > left_s:
+                # What is more than the shortest launch grows in proportion.
+                expected_s = least_s + (launch_s - least_s) * payload / payloads[index - 1]
+                if expected_s * (MIN_REPEATS + LAUNCHES_BESIDE_REPEATS) > left_s:
                     rows += [{"payload_bytes": other, "num_repeats": 0} for other in payloads[index:]]
                     break
             self.presence.marker.mark(f"{case.name} of {payload} bytes")
             timed = Timed(operation, place, payload, dtype)
-            launch_s = timed.launch_s
+            launch_s, least_s = timed.launch_s, min(least_s, timed.launch_s)
             rows.append(timed.measure(timed.num_repeats(left_s / (len(payloads) - index) / 2)))
         if self.job.overlap and operation.can_overlap:
             left_s = place.agree(share_s - (time.perf_counter() - begin))
