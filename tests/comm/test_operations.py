@@ -122,14 +122,24 @@ def test_slowdown(alone: float, beside: float, other: float, expected: float | N
     assert slowdown(alone, beside, other) == (None if expected is None else pytest.approx(expected))
 
 
+def plain_loop(kind: str, tensor: torch.Tensor, out: torch.Tensor, num_repeats: int) -> float:
+    """Nanoseconds of one operation, as anybody would time it."""
+    begin = time.perf_counter_ns()
+    if kind == "all_reduce":
+        for _ in range(num_repeats):
+            dist.all_reduce(tensor)
+    else:
+        for _ in range(num_repeats):
+            dist.all_to_all_single(out, tensor)
+    return (time.perf_counter_ns() - begin) / num_repeats
+
+
 def beside_plain_loop(rank: Rank, num_rounds: int) -> dict[tuple[str, int], list[tuple[float, float]]]:
-    """By operation and size: mean time of an operation here, and in a plain loop, round by round."""
+    """By operation and size: mean time of an operation here, and in a plain loop, round by round in turn."""
     where = place(rank)
-    tensors = {size: torch.zeros(size // 4) for size in (8, 4096, 1 << 18, 1 << 22)}
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for size, tensor in tensors.items():
-        repeats = 400 if size <= 4096 else 60 if size <= 1 << 18 else 12
-        out = torch.zeros_like(tensor)
+    for size, repeats in ((8, 200), (4096, 200), (1 << 18, 40), (1 << 22, 8)):
+        tensor, out = torch.zeros(size // 4), torch.zeros(size // 4)
         for kind in ("all_reduce", "all_to_all"):
             timed = Timed(OPERATIONS[kind], where, size, torch.float32)
             for number in range(num_rounds):
@@ -138,15 +148,8 @@ def beside_plain_loop(rank: Rank, num_rounds: int) -> dict[tuple[str, int], list
                     dist.barrier()
                     if which == 0:
                         pair[0] = timed.measure(repeats)["window_ns"] / repeats
-                        continue
-                    begin = time.perf_counter_ns()
-                    if kind == "all_reduce":
-                        for _ in range(repeats):
-                            dist.all_reduce(tensor)
                     else:
-                        for _ in range(repeats):
-                            dist.all_to_all_single(out, tensor)
-                    pair[1] = (time.perf_counter_ns() - begin) / repeats
+                        pair[1] = plain_loop(kind, tensor, out, repeats)
                 found.setdefault((kind, size), []).append((pair[0], pair[1]))
     return found
 
@@ -154,9 +157,12 @@ def beside_plain_loop(rank: Rank, num_rounds: int) -> dict[tuple[str, int], list
 @pytest.mark.slow
 @pytest.mark.flaky(reruns=2)
 def test_as_fast_as_a_plain_loop(pools) -> None:
-    first, second = pools(2).run(beside_plain_loop, 15)
+    """By the fastest window of 40 of each: what else runs on the machine only ever adds to one."""
+    first, second = pools(2).run(beside_plain_loop, 40)
+    misses = {}
     for key, rounds in first.items():
         slowest = [(max(a[0], b[0]), max(a[1], b[1])) for a, b in zip(rounds, second[key], strict=True)]
-        ours, plain = (sorted(values)[len(values) // 2] for values in zip(*slowest, strict=True))
-        print(f"{key}: {ours / 1e3:.1f} µs, plain loop {plain / 1e3:.1f} µs, {ours / plain - 1:+.1%}")
-        assert ours == pytest.approx(plain, rel=0.03), key
+        ours, plain = (min(times) for times in zip(*slowest, strict=True))
+        misses[key] = ours / plain - 1
+        print(f"{key}: {ours / 1e3:.1f} µs, plain loop {plain / 1e3:.1f} µs, {misses[key]:+.1%}")
+    assert all(abs(miss) <= 0.03 for miss in misses.values()), misses
