@@ -67,12 +67,13 @@ def test_fitted_bandwidth_is_a_stream_s_goodput(bed: Testbed) -> None:
     print(largest[["network_bytes", "loopback_bytes", "fraction_of_link"]])
     assert (rows.num_wrong == 0).all()
     assert set(rows.interface) == {"eth0"}
-    assert fitted.bus_bandwidth_bytes_per_s["send"] == pytest.approx(plain, rel=0.03)
-    assert fitted.bus_bandwidth_bytes_per_s["all_reduce"] == pytest.approx(plain, rel=0.03)
-    # gloo's reduce-scatter is an all-reduce: half of the bus bandwidth, and the interface shows twice the bytes.
-    assert fitted.bus_bandwidth_bytes_per_s["reduce_scatter"] == pytest.approx(plain / 2, rel=0.05)
+    bandwidth = fitted.bus_bandwidth_bytes_per_s / plain
+    assert bandwidth["send"] == pytest.approx(1, abs=0.03)
+    assert 0.9 < bandwidth["all_reduce"] < 1.03  # gloo's two phases have a gap between them
+    # gloo's reduce-scatter is an all-reduce: half of its bus bandwidth, and the interface shows twice the bytes.
+    assert bandwidth["reduce_scatter"] == pytest.approx(bandwidth["all_reduce"] / 2, rel=0.08)
     sent = largest.network_bytes / largest.payload_bytes
-    assert sent["all_gather"] == pytest.approx(1.05, abs=0.05)
-    assert sent["all_reduce"] == pytest.approx(2.1, abs=0.1)
-    assert sent["reduce_scatter"] == pytest.approx(2.1, abs=0.1)
-    assert largest.fraction_of_link["send"] == pytest.approx(0.96, abs=0.04)
+    assert sent["all_gather"] == pytest.approx(1, abs=0.05)
+    assert sent["all_reduce"] == pytest.approx(2, abs=0.1)
+    assert sent["reduce_scatter"] == pytest.approx(2, abs=0.1)
+    assert 0.9 < largest.fraction_of_link["send"] < 1.05  # the shaper lets 1 MB through at once
