@@ -192,7 +192,8 @@ def legend(measured: pd.DataFrame) -> list[str]:
     for (group, kind), _ in above.groupby(["group", "kind"], sort=False):
         lines.append(
             f"{group} {kind}: its bus bandwidth is above the link, so it is no speed of a wire: a tree, a reduction in "
-            "the network, or ranks of one node that share what crosses it move fewer bytes than a ring would, and a shaped link lets bursts through"
+            "the network, or ranks of one node that share what crosses it move fewer bytes than a ring would, and a "
+            "shaped link lets bursts through"
         )
     short = measured[(measured.status == "skipped") & measured.payload_bytes.notna()]
     if len(short):
