@@ -318,7 +318,7 @@ def comm(
     ] = None,
     sizes: Annotated[
         str | None,
-        typer.Option("--sizes", metavar="MIN:MAX[:FACTOR]", help="8:16M:4 without GPUs, 8:1G:2 with, by default."),
+        typer.Option("--sizes", metavar="MIN:MAX[:FACTOR]", help="8:8M:4 without GPUs, 8:1G:2 with, by default."),
     ] = None,
     groups: Annotated[
         str | None,

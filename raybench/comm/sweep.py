@@ -21,7 +21,7 @@ DTYPES = tuple(ELEMENT_BYTES)
 MAX_BYTES = 1 << 40
 Backend = Literal["nccl", "gloo"]
 
-DEFAULT_SIZES = {"gloo": (8, 16 << 20, 4), "nccl": (8, 1 << 30, 2)}
+DEFAULT_SIZES = {"gloo": (8, 8 << 20, 4), "nccl": (8, 1 << 30, 2)}
 """Least and largest size in bytes, and the factor from one to the next."""
 DEFAULT_BUDGET_S = {"gloo": 60.0, "nccl": 600.0}
 DEFAULT_ROUNDS = 3
