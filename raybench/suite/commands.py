@@ -86,7 +86,7 @@ def check_writable(results: str) -> None:
 @contextmanager
 def _suite_folders(request: Request, suite_id: str) -> Iterator[None]:
     """Make a new suite's folders before anything starts, so that what is wrong with the store shows then."""
-    from raybench.results.schema import TABLES
+    from raybench.results.schema import TRACK_TABLES
     from raybench.results.store import Writer
 
     if request.resume is None:
@@ -94,7 +94,7 @@ def _suite_folders(request: Request, suite_id: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for table in () if "://" in request.results else TABLES:
+        for table in () if "://" in request.results else TRACK_TABLES:
             with suppress(OSError):
                 (Path(request.results) / table / suite_id).rmdir()  # only where it stayed empty
 

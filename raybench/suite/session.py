@@ -16,7 +16,7 @@ from raybench.suite.interrupts import orderly
 from raybench.suite.means import Means
 from raybench.suite.plan import TrackPlan, plan_track, skip_track
 from raybench.suite.progress import Progress
-from raybench.suite.request import Request
+from raybench.suite.request import LauncherName, Request
 from raybench.suite.resume import Recorded, find_suite, read_suite
 from raybench.suite.rows import RowMaker
 from raybench.suite.sources import prepare_text, with_sources
@@ -73,13 +73,20 @@ def _plan(track: ResolvedTrack, named: Sequence[str], request: Request, cluster:
 @contextmanager
 def connected(request: Request) -> Iterator[Cluster]:
     """The cluster that the request is for; an embedded Ray is shut down at the end."""
-    if request.launcher == "torchrun":
+    with connected_by(request.launcher, with_nsys=request.with_nsys) as cluster:
+        yield cluster
+
+
+@contextmanager
+def connected_by(launcher: LauncherName, *, with_nsys: bool = False) -> Iterator[Cluster]:
+    """The cluster on which a launcher starts jobs; an embedded Ray is shut down at the end."""
+    if launcher == "torchrun":
         with orderly():
             yield probe_local()
         return
     from raybench.suite.embedded import connect
 
-    if request.with_nsys:  # else raylets end nsys with its worker, before it has written its report
+    if with_nsys:  # else raylets end nsys with its worker, before it has written its report
         os.environ.setdefault("RAY_process_group_cleanup_enabled", "0")
     with orderly(), connect(), orderly():
         yield probe_ray()

@@ -45,6 +45,8 @@ class RoundRows:
     steps: list[Row] = field(default_factory=list)
     evaluations: list[Row] = field(default_factory=list)
     operations: list[Row] = field(default_factory=list)
+    collectives: list[Row] = field(default_factory=list)
+    """Of a collective sweep, which has these alone: what the rank timed, by size."""
     trace: bytes | None = None
     """The profiler's file, where the round was traced."""
 

@@ -27,7 +27,7 @@ from raybench.worker.outbox import Outbox, SinkLostError
 from raybench.worker.witness import DUMP_SIGNAL, LEAVING, QUIT, Assignment
 
 if TYPE_CHECKING:
-    from raybench.suite.job import Job
+    from raybench.suite.job import RankJob
 
 READY_S = 20.0
 """How long a witness may take to start."""
@@ -62,7 +62,7 @@ class Presence:
     @classmethod
     def start(
         cls,
-        job: Job,
+        job: RankJob,
         identity: Identity,
         *,
         leave: Callable[[BaseException | None], None] | None = None,
@@ -145,7 +145,7 @@ class Presence:
 class _WitnessProcess:
     """The witness, seen from the rank that started it."""
 
-    def __init__(self, job: Job, identity: Identity, marker: Marker, stacks_fd: int, flight_fd: int) -> None:
+    def __init__(self, job: RankJob, identity: Identity, marker: Marker, stacks_fd: int, flight_fd: int) -> None:
         import raybench
 
         shared = (marker.fileno(), stacks_fd, flight_fd)

@@ -196,7 +196,7 @@ class World:
                 continue
             if count == self.budget_rounds:
                 break
-            ranks = job.track.case(key.case).layout.num_ranks
+            ranks = self.num_ranks(job, key.case)
             place = (key.case, key.round)
             begun = [RoundBegun(rank, key.case, key.round, ranks) for rank in range(ranks)]
             match self.parts.get(place, "ok"):
@@ -234,6 +234,10 @@ class World:
                     self.end = None
             return script
         return [*script, *(Farewell(rank) for rank in range(job.world_size))]
+
+    def num_ranks(self, job: Job, case: str) -> int:
+        """Ranks that take part in a case."""
+        return job.track.case(case).layout.num_ranks
 
     def _rows(self, rank: int, case: str, round: int, num_ranks: int) -> RoundRows:
         run = {"gate": "passed", "gate_scope": "full", "gate_worst_error": 1e-7, "window_ns": 10**9, "tokens": 500}
