@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from raybench.report.charts import Figure, colors
+from raybench.report.charts import Figure
 from raybench.report.content import Report, Section
 from raybench.report.summary import HOW_TO_READ, PUBLISHED_COLUMNS, PUBLISHED_TEXT, published_cells
 from raybench.report.svg import draw
@@ -124,8 +124,9 @@ def drawn(section: Section, all_figures: Sequence[Figure]) -> list[Drawn]:
             if track == section.track:
                 identity = f"{figure.name}-{len(found)}-{_hash(track)[:8]}".translate(_FOR_IDENTITIES)
                 title = f"{figure.title}: {section.title}"
-                svg = draw(chart, identity, title, f"{figure.alternative}. {basis}.")
-                found.append(Drawn(figure.title, chart.unit, basis, svg, colors(chart.series)))
+                svg = draw(chart, figure.colors, identity, title, f"{figure.alternative}. {basis}.")
+                legend = {name: figure.colors[name] for name in chart.series}
+                found.append(Drawn(figure.title, chart.unit, basis, svg, legend))
     return found
 
 
