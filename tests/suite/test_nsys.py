@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from raybench.errors import RequestError
+from raybench.suite.catalog import parse_targets
 from raybench.suite.placement import NodePlacement, NodeShare
 from raybench.suite.request import Request
 from raybench.suite.session import connected, nsys_folder, prepare
@@ -45,7 +46,7 @@ def request_of_nsys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _ranks_find
     monkeypatch.setenv("RAY_process_group_cleanup_enabled", "0")  # as a run of its own would leave it
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    yield Request(targets=("a",), results=str(tmp_path / "results"), with_nsys=True)
+    yield Request(targets=tuple(parse_targets(["a"])), results=str(tmp_path / "results"), with_nsys=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
