@@ -20,11 +20,11 @@ COLORS: Mapping[str, str] = {
     "other": "grey",
     "forward": "teal",
     "backward": "green",
-    "input_gradient": "green",
-    "weight_gradient": "yellow",
+    "input gradient": "pink",
+    "weight gradient": "yellow",
 }
 """Colour of a series that means the same in every figure; the rest take turns."""
-TURNS = ("blue", "orange", "teal", "purple", "yellow", "green", "red", "grey")
+TURNS = ("blue", "orange", "teal", "purple", "yellow", "green", "pink", "red", "grey")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Lines:
     @property
     def widths(self) -> tuple[float, ...]:
         """Of each line, the first the widest: where curves are equal all of them are seen."""
-        return tuple(2 + min(1.5 * place, 12) for place in reversed(range(len(self.lines))))
+        return tuple(2 + min(3 * place, 15) for place in reversed(range(len(self.lines))))
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,11 @@ def colors(charts: Sequence[Sequence[str]]) -> dict[str, str]:
             taken = list(found.values())
             found[name] = min(TURNS, key=lambda color: (color in beside, taken.count(color)))
     return found
+
+
+def decimals(extent: float) -> int:
+    """Digits after the point with which numbers on an axis of this extent differ."""
+    return max(0, 2 - math.floor(math.log10(extent))) if extent > 0 else 3
 
 
 def ticks(reach: float, *, binary: bool = False) -> list[float]:

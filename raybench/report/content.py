@@ -186,7 +186,7 @@ def _winner(cases: pd.DataFrame, ranking: Ranking) -> str:
         return f"{best} alone was timed: {speed}."
     second = ranking.over_second
     if second.estimate.low is None:
-        sentence = f"{best} was fastest in the only round, {speed}: {_times(second)}; one round gives no interval"
+        sentence = f"{best} was fastest in the only round, which gives no interval, {speed}: {_times(second)}"
     elif second.is_clear:
         sentence = f"{best} was fastest, {speed}: {_times(second)}"
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -96,7 +97,7 @@ def render(report: Report, all_figures: Sequence[Figure]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["zip"] = zip
+    environment.filters.update(zip=zip, unbroken=_unbroken)
     script, style = (Markup(_file(name)) for name in ("page.js", "page.css"))
     rows = [row for section in report.sections for row in section.rows]
     columns = [c for c in COLUMNS if c.title in ALWAYS or any(c.cell(row) not in ("–", "") for row in rows)]
@@ -130,6 +131,12 @@ def drawn(section: Section, all_figures: Sequence[Figure]) -> list[Drawn]:
     return found
 
 
+def _unbroken(sentence: str) -> str:
+    """With numbers kept on one line with their units."""
+    return _BEFORE_UNIT.sub("\u00a0", sentence)
+
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|ms\b|×|tokens/s)|(?<=×) ")
 _FOR_IDENTITIES = str.maketrans("+/=", "---")
 
 

@@ -21,6 +21,8 @@ MEMORY = {
     "optimizer": "optimizer_bytes",
     "activations": "activation_bytes",
 }
+AMONG = {"all": "all ranks", "model": "ranks of one model"}
+"""Axes whose names say little."""
 MOST_TIMELINES, MOST_RANKS = 6, 8
 
 
@@ -88,7 +90,7 @@ def communication(section: Section) -> Bars | None:
     def bar(row: Any) -> Bar:
         own = frame[frame.case == row.case]
         parts = tuple(
-            (f"{words(o.kind)}, {plain(o.axis)}", float(o.exposed_s) if known(o.exposed_s) else 0.0)
+            (_operation(o.kind, o.axis), float(o.exposed_s) if known(o.exposed_s) else 0.0)
             for o in own.itertuples(index=False)
         )
         text = f"{milliseconds(sum(value for _, value in parts))} ms, {percent(own.exposed_share.sum())} of the step"
@@ -98,6 +100,10 @@ def communication(section: Section) -> Bars | None:
     measured = section.cases.case.isin(set(frame.case)) & (section.cases.status == "ok")
     title = "exposed milliseconds a step by operation and axis; bus bandwidth of the operation that moves most"
     return _bars(section, title, measured.where(measured), bar, _ms, "not recorded")
+
+
+def _operation(kind: str, axis: str) -> str:
+    return f"{str(kind).replace('_', '-')}, {AMONG.get(axis, plain(axis))}"
 
 
 def convergence(section: Section) -> Lines | None:
@@ -124,7 +130,7 @@ def timelines(section: Section) -> Rows | None:
 
 
 def _lane(lane: Lane) -> Row:
-    work = [Stretch(block.kind, block.begin_s, block.end_s, block.label) for block in lane.work]
+    work = [Stretch(words(block.kind), block.begin_s, block.end_s, block.label) for block in lane.work]
     standing = [Stretch("communication", block.begin_s, block.end_s) for block in lane.standing]
     thin = [Stretch("communication", block.begin_s, block.end_s) for block in lane.under_way]
     return Row(f"rank {lane.rank}", (*work, *standing), tuple(thin))

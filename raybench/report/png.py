@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import ScaledTranslation
 
 from raybench.report.charts import Bars, Chart, Figure, Lines, Nodes, Rows, ticks
-from raybench.report.text import milliseconds, plain
+from raybench.report.text import plain
 
 Shades = Mapping[str, str]
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
@@ -25,6 +25,7 @@ SHADES = {
     "yellow": "#bf8700",
     "orange": "#bc4c00",
     "green": "#1a7f37",
+    "pink": "#bf3989",
     "red": "#cf222e",
     "grey": "#8c959f",
 }
@@ -173,7 +174,7 @@ def _rows(ax: Any, chart: Rows, shades: Shades) -> None:
     ax.set_ylim(place - 0.4, -0.6)
     ax.set_xlim(0, chart.reach)
     places = ticks(chart.reach)
-    ax.set_xticks(places, [milliseconds(value) if value else "0" for value in places])
+    ax.set_xticks(places, [f"{value * 1e3:,.4g}" for value in places])
     ax.grid(axis="x", color=GRID, lw=0.7)
     _legend(ax, {name: shades[name] for name in chart.series})
 

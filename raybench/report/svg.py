@@ -11,8 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from raybench.report.charts import Bar, Bars, Chart, Line, Lines, Nodes, Row, Rows, Stretch, ticks
-from raybench.report.text import milliseconds
+from raybench.report.charts import Bar, Bars, Chart, Line, Lines, Nodes, Row, Rows, Stretch, decimals, ticks
 
 BAR_ROW, BAR_TOP, BAR_HEIGHT = 54, 20, 16
 """The room under a bar is for its text, which the style sheet moves there on narrow screens."""
@@ -93,10 +92,14 @@ def _lines(chart: Lines, shades: Shades) -> tuple[list[Markup], int]:
     bottom, top = min(y for _, y in points), max(y for _, y in points)
     width, rise = (right - left) or 1.0, (top - bottom) or 1.0
     inner = LINES_HEIGHT - AXIS - 16
+    digits = decimals(top - bottom)
     parts = []
     for share in (0.0, 0.5, 1.0):
         height = 16 + inner * (1 - share)
-        parts += [_line(0, height, 1, height, "grid"), _text(0, height - 3, f"{bottom + rise * share:.4g}", "tick")]
+        parts += [
+            _line(0, height, 1, height, "grid"),
+            _text(0, height - 3, f"{bottom + rise * share:,.{digits}f}", "tick"),
+        ]
     curves = [
         _curve(line, shades[line.label], thickness, (left, bottom), (width, rise))
         for line, thickness in zip(chart.lines, chart.widths, strict=True)
@@ -131,7 +134,7 @@ def _rows(chart: Rows, shades: Shades) -> tuple[list[Markup], int]:
             top += LANE_ROW
     for value in ticks(reach):
         anchor = "start" if value < 0.06 * reach else "end" if value > 0.94 * reach else "middle"
-        parts.append(_text(100 * value / reach, top + 15, milliseconds(value) if value else "0", f"tick {anchor}"))
+        parts.append(_text(100 * value / reach, top + 15, f"{value * 1e3:,.4g}", f"tick {anchor}"))
     return parts, top + AXIS
 
 

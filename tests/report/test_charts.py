@@ -84,8 +84,8 @@ def test_ticks_are_round(reach: float, binary: bool, expected: list[float]) -> N
 
 
 def test_series_keep_their_colour_and_others_take_what_is_free() -> None:
-    found = colors([["compute", "all reduce, data", "waiting"]])
-    assert (found["compute"], found["waiting"], found["all reduce, data"]) == ("teal", "orange", "blue")
+    found = colors([["compute", "all-reduce, data", "waiting"]])
+    assert (found["compute"], found["waiting"], found["all-reduce, data"]) == ("teal", "orange", "blue")
 
 
 def test_an_operation_has_one_colour_in_every_tracks_chart() -> None:
