@@ -212,12 +212,12 @@ def test_spans_of_actions_become_pipeline_actions(tmp_path):
     assert report.phases == {"forward": 1000, "backward": 4000, "optimizer": 1000}
 
 
-def test_traced_once_in_the_last_round(pools):
-    job = test_loop.make_job([data_case("bucketed", 2)], trace_steps=1)
+@pytest.mark.parametrize(("deadline", "traced"), [(None, [False, True]), (4e9, [True, False])])
+def test_traced_once_in_the_last_round_or_the_one_that_a_deadline_leaves(pools, deadline, traced):
+    job = test_loop.make_job([data_case("bucketed", 2)], trace_steps=1, deadline_unix_s=deadline)
     for messages in pools(2).run(test_loop.run, job):
         traces = [m.trace for m in messages if isinstance(m, RoundRows)]
-        assert traces[0] is None
-        assert traces[1][:2] == b"\x1f\x8b"
+        assert [trace is not None and trace[:2] == b"\x1f\x8b" for trace in traces] == traced
 
 
 def record_under_nsys(rank, case, work):
