@@ -98,7 +98,8 @@ class Lines:
     @property
     def widths(self) -> tuple[float, ...]:
         """Of each line, the first the widest: where curves are equal all of them are seen."""
-        return tuple(2 + min(3 * place, 15) for place in reversed(range(len(self.lines))))
+        step = min(3.0, 9 / max(len(self.lines) - 1, 1))
+        return tuple(2 + step * place for place in reversed(range(len(self.lines))))
 
 
 @dataclass(frozen=True)

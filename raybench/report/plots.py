@@ -38,10 +38,11 @@ def figures(report: Report) -> list[Figure]:
 
 def throughput(section: Section) -> Bars | None:
     def bar(row: Any) -> Bar:
-        text = f"{number(row.tokens_per_s, 4)} {spread(row.tokens_per_s, row.tokens_per_s_low, row.tokens_per_s_high)}"
+        told = number(row.tokens_per_s, 4), spread(row.tokens_per_s, row.tokens_per_s_low, row.tokens_per_s_high)
+        text = " ".join(filter(None, told))
         if known(row.ratio_to_control):
             text += f" · {number(row.ratio_to_control)} × control"
-        return _bar(row, text.strip(), (("tokens/s", float(row.tokens_per_s)),), "tokens_per_s")
+        return _bar(row, text, (("tokens/s", float(row.tokens_per_s)),), "tokens_per_s")
 
     title = "tokens/s: median over rounds, 95 % interval"
     return _bars(section, title, section.cases.tokens_per_s, bar, lambda value: f"{value:,.0f}", "not timed")

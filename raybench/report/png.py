@@ -11,6 +11,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from raybench.report.charts import Bars, Chart, Figure, Lines, Nodes, Rows, ticks
@@ -149,6 +150,7 @@ def _lines(ax: Any, chart: Lines, shades: Shades) -> None:
         x, y = zip(*line.points, strict=True)
         style = {"ls": (0, (4, 2)) if line.dashed else "-", "marker": "o" if len(x) == 1 else None, "ms": 3}
         ax.plot(x, y, color=SHADES[shades[line.label]], lw=0.8 * width, label=line.label, **style)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel(chart.x_unit, fontsize=8, color=MUTED)
     ax.grid(color=GRID, lw=0.7)
     _legend(ax, {name: shades[name] for name in chart.series})
@@ -185,7 +187,7 @@ def _nodes(ax: Any, chart: Nodes, shades: Shades) -> None:
         ax.text(
             0,
             place + 0.2,
-            textwrap.shorten(name, 100, placeholder=" …"),
+            textwrap.shorten(name, 100, placeholder=" …", break_on_hyphens=False),
             fontsize=9,
             color=INK,
             fontweight="bold",
