@@ -36,6 +36,7 @@ echo "a report" > "$report.$$.nsys-rep"
 exit $code
 """
 SETTINGS = "profile -t cuda,nvtx --capture-range=cudaProfilerApi --capture-range-end=repeat --kill=none -o"
+"""In whatever order Ray gives them."""
 
 
 @pytest.fixture
@@ -74,7 +75,11 @@ def test_workers_are_wrapped_and_reports_are_kept(request_of_nsys, tmp_path):
     workers = [line for line in log.read_text().splitlines() if "default_worker.py" in line]
     assert len(workers) >= NUM_RANKS
     for line in workers:
-        assert line.startswith(f"{SETTINGS} {folder}/raybench_%h_%p python ")
+        options, _, script = line.partition(" python ")
+        assert sorted(options.split()) == sorted([*SETTINGS.split(), f"{folder}/raybench_%h_%p"])
+        assert "-t cuda,nvtx" in options
+        assert f"-o {folder}/" in options
+        assert script.split()[0].endswith("default_worker.py")
     assert len(list(folder.glob("raybench_*.nsys-rep"))) >= NUM_RANKS
 
 
