@@ -363,6 +363,7 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]):
     assert run("run", "--help", capfd=capfd)[0] == 0
 
 
+@pytest.mark.flaky(reruns=2)  # a busy host lengthens CPU time too
 @pytest.mark.parametrize("arguments", [["--help"], ["list"], ["run", "--help"], ["run", "a", "--steps", "0"]])
 def test_quick_answers_import_nothing_heavy(arguments: list[str]):
     code = (
