@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 from collections import defaultdict
 from contextlib import contextmanager
@@ -143,7 +144,10 @@ def test_recorded_operations_are_found_again(pools, tmp_path, name):
 @pytest.mark.flaky(reruns=2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_communication_of_every_family_equals_the_recorders(pools, tmp_path, name):
-    """By axis and bucket: calls and bytes exactly, time to 2 % and what a rank takes to go on; of all, time to 2 %."""
+    """By axis and bucket: calls and bytes exactly, time to 2 % and what a rank takes to go on; of all, time to 2 %.
+
+    Where ranks share cores, one may have to wait for a core before it sees an end: there times are not compared.
+    """
     case = FAMILIES[name]
     axes = set()
     for rank, (data, recorded) in enumerate(pools(case.layout.num_ranks).run(record, case, large(case))):
@@ -157,9 +161,10 @@ def test_communication_of_every_family_equals_the_recorders(pools, tmp_path, nam
             for o in recorded
         )
         assert {key: value[:2] for key, value in ours.items()} == {key: value[:2] for key, value in theirs.items()}
-        for key, (calls, _, duration) in theirs.items():
-            assert ours[key][2] == pytest.approx(duration, rel=0.02, abs=WAKE_NS * calls), key
-        assert report.communication_sum_ns == pytest.approx(sum(v[2] for v in theirs.values()), rel=0.02)
+        if case.layout.num_ranks <= len(os.sched_getaffinity(0)):
+            for key, (calls, _, duration) in theirs.items():
+                assert ours[key][2] == pytest.approx(duration, rel=0.02, abs=WAKE_NS * calls), key
+            assert report.communication_sum_ns == pytest.approx(sum(v[2] for v in theirs.values()), rel=0.02)
         axes |= {axis for axis, _, _ in ours}
     assert axes >= {axis for axis in ("data", "pipeline", "tensor") if getattr(case.layout, axis) > 1}
 
