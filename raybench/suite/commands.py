@@ -21,7 +21,15 @@ DOCTOR_KINDS = ("topo", "nccl", "watchdog")
 def list_command(*, on_cluster: bool) -> Answer:
     """Tracks and cases; with `on_cluster` against the Ray cluster and with its nodes, else against this machine."""
     from raybench.suite.cluster import probe_local, probe_ray
-    from raybench.suite.listing import cluster_text, describe_cluster, list_text, listed_rows, plan_suite
+    from raybench.suite.listing import (
+        cluster_text,
+        describe_cluster,
+        describe_nccl,
+        list_text,
+        listed_rows,
+        nccl_text,
+        plan_suite,
+    )
 
     if on_cluster:
         from raybench.suite.embedded import connect
@@ -31,10 +39,12 @@ def list_command(*, on_cluster: bool) -> Answer:
     else:
         cluster = probe_local()
     plans = plan_suite(cluster)
+    nccl = describe_nccl() if on_cluster else None
     text = list_text(plans, cluster)
-    if on_cluster:
-        text = f"{cluster_text(cluster)}\n\n{text}"
-    return Answer(text=text, document=document(0, rows=listed_rows(plans), cluster=describe_cluster(cluster)))
+    if nccl is not None:
+        text = f"{cluster_text(cluster)}\n{nccl_text(nccl)}\n\n{text}"
+    body = document(0, rows=listed_rows(plans), cluster=describe_cluster(cluster), nccl=nccl)
+    return Answer(text=text, document=body)
 
 
 def run_command(request: Request, *, dry_run: bool) -> Answer:

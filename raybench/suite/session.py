@@ -162,9 +162,11 @@ def _recorded(request: Request, prepared: Prepared, record: dict[str, object], p
     """What the suite to go on with has; None for a new one."""
     if request.resume is None:
         return None
+    from raybench.results.folder import shown
+
     suite_id = find_suite(request.results, request.resume, record)
     if suite_id is None:
-        progress.note(f"--resume: {request.results} has no suite of this request, so a new one starts")
+        progress.note(f"--resume: {shown(request.results)} has no suite of this request, so a new one starts")
         return None
     return read_suite(request.results, suite_id, prepared.cluster, force=request.force)
 

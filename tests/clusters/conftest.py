@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.testbed.bed import Testbed
+from tests.testbed.host import Laptop
 from tests.testbed.namespaces import why_unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,3 +28,17 @@ def bed() -> Iterator[Testbed]:
     with Testbed() as testbed:
         yield testbed
     assert not testbed.failures
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With -s, how long each step took."""
+    run, begin = Laptop.run, time.monotonic()
+
+    def timed(self: Laptop, *command: str, **options: Any) -> Any:
+        started = time.monotonic()
+        done = run(self, *command, **options)
+        print(f"[{started - begin:5.0f} s] {' '.join(command)[:60]!r}: {time.monotonic() - started:.0f} s")
+        return done
+
+    monkeypatch.setattr(Laptop, "run", timed)
