@@ -130,8 +130,8 @@ def _wrong(node: Node, addresses: Sequence[str | None], reaches: Sequence[Reach]
         if each["target"] == node["address"] and each["at"] in addresses and each["answered_by"] != each["target"]:
             if each["answered_by"] is None:
                 return f"{each['source']} gets no answer there, while {node['address']} is Ray's own address"
-            return f"{each['source']} reaches "
-            f"{'itself' if each['answered_by'] == each['source'] else each['answered_by']} there"
+            other = "itself" if each["answered_by"] == each["source"] else each["answered_by"]
+            return f"{each['source']} reaches {other} there"
     return None
 
 
