@@ -138,7 +138,7 @@ def _alike(nodes: Sequence[Node]) -> list[LiveFinding]:
 
 def _model(node: Node) -> str | None:
     counts = Counter(gpu["name"] for gpu in node["gpus"])
-    return ", ".join(f"{number} × {name}" for name, number in sorted(counts.items())) or "no GPU"
+    return ", ".join(f"{number} × {name}" for name, number in sorted(counts.items())) or None  # a head may have none
 
 
 def _in_use(gpu: Gpu) -> str | None:

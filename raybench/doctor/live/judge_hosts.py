@@ -1,4 +1,4 @@
-"""Judging nodes one by one and against each other: versions, limits, clocks of no interest here, environment."""
+"""Judging hosts one by one and against each other: do they answer, versions, shared memory, limits, environment."""
 
 from __future__ import annotations
 
