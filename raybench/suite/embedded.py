@@ -30,6 +30,16 @@ _EMBEDDED_SETTINGS = {
     "RAY_worker_niceness": "0",
     # Without it Ray's helper processes overwrite their environment, by which the guard finds them.
     "SPT_NOENV": "1",
+    # What Ray does beside a run takes the ranks' cores: no workers ahead of need, no task events, rarer reports.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_metrics_report_interval_ms": "600000",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "1000",
+    "RAY_memory_monitor_refresh_ms": "1000",
+    "RAY_event_stats": "0",
 }
 
 

@@ -1,13 +1,14 @@
-"""What a plan will take, before it runs: memory from sizes, time from FLOPs and this machine's measured speed."""
+"""What a plan will take, before it runs: memory from sizes; time from FLOPs, this machine's speed, and waits."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from raybench.models.flops import flops_per_token, num_parameters
 from raybench.suite.plan import TrackPlan
-from raybench.suite.track import Case, ResolvedTrack, Workload
+from raybench.suite.track import TIMES_MS, Case, ResolvedTrack, Workload
 
 JOB_START_S = 20.0
 """Seconds that starting a job's workers and leaving takes, roughly."""
@@ -40,8 +41,24 @@ def estimate_track(plan: TrackPlan, core_flops_per_s: float = CORE_FLOPS_PER_S) 
     if plan.runnable:
         flops = sum(_case_flops(plan, case) for case in plan.runnable) + _control_flops(plan)
         rounds = track.measure.num_rounds * len(plan.runnable)
-        seconds = JOB_START_S + ROUND_OVERHEAD_S * rounds + flops / _work_per_s(plan, core_flops_per_s)
+        work_s = flops / _work_per_s(plan, core_flops_per_s) + _waiting_s(plan)
+        seconds = JOB_START_S + ROUND_OVERHEAD_S * rounds + work_s
     return Estimate(seconds, {case.name: rank_bytes(track, case) for case in track.cases})
+
+
+def _waiting_s(plan: TrackPlan) -> float:
+    """Seconds of all rounds in which a timed model waits, which ranks do side by side whatever cores they share."""
+    measure = plan.track.measure
+    timed = measure.num_steps + measure.num_warmup_steps
+    alone = {
+        work.hash: step_waiting_s(work, Case(name="control")) for work in map(plan.track.workload_of, plan.runnable)
+    }
+    seconds = measure.num_rounds * timed * sum(alone.values())
+    for case in plan.runnable:
+        work = plan.track.workload_of(case)
+        steps = measure.num_rounds * (timed + measure.num_instrumented_steps) + GATE_STEPS
+        seconds += steps * step_waiting_s(work, case) + GATE_STEPS * case.layout.data * alone[work.hash]
+    return seconds
 
 
 def _case_flops(plan: TrackPlan, case: Case) -> float:
@@ -78,10 +95,25 @@ def _work_per_s(plan: TrackPlan, core_flops_per_s: float) -> float:
 def rank_flops(work: Workload, case: Case) -> float:
     """FLOPs of one step on one rank."""
     tokens = work.samples_per_rank * work.sequence_length
-    known = flops_per_token(work)
-    per_token = FLOPS_PER_TOKEN_OF_OWN_MODEL if known is None else known["non_causal"]
+    per_token = _flops_per_token(work)
     recompute = 4 / 3 if work.recompute == "full" else 1.0
     return tokens * per_token * recompute / (case.layout.pipeline * case.layout.tensor)
+
+
+def _flops_per_token(work: Workload) -> float:
+    model, known = work.model, flops_per_token(work)
+    if model.name == "timed":
+        return 6.0 * model.vocabulary_size * model.width  # its head's; its blocks wait
+    return FLOPS_PER_TOKEN_OF_OWN_MODEL if known is None else known["non_causal"]
+
+
+def step_waiting_s(work: Workload, case: Case) -> float:
+    """Seconds of one step in which a timed model waits, with the bubble of 1F1B; 0 for other models."""
+    if work.model.name != "timed":
+        return 0.0
+    block_s = sum(work.model.options.get(name, 0.0) for name in TIMES_MS) / 1e3 / case.layout.tensor
+    blocks = work.model.num_layers / case.layout.pipeline
+    return (work.num_micro_batches + case.layout.pipeline - 1) * blocks * block_s
 
 
 def rank_bytes(track: ResolvedTrack, case: Case) -> int | None:
@@ -116,18 +148,19 @@ def _sharded(data_strategy: str | None) -> tuple[int, ...]:
 
 
 def measure_core_flops_per_s() -> float:
-    """fp32 products of one core of this machine, measured in a fraction of a second."""
+    """fp32 products of one core of this machine: the quickest of 50, as others may use it too."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         left = torch.ones(384, 384)
-        (left @ left).sum()
-        begin, count = time.perf_counter(), 0
-        while (passed := time.perf_counter() - begin) < 0.1:
-            (left @ left).sum()
-            count += 1
-        return 2 * 384**3 * count / passed
+        return 2 * 384**3 / min(_seconds_of(left.matmul, left) for _ in range(50))
     finally:
         torch.set_num_threads(threads)
+
+
+def _seconds_of(function: Callable[..., object], *arguments: object) -> float:
+    begin = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - begin

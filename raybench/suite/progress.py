@@ -25,8 +25,8 @@ class Progress:
         self._round_s: dict[tuple[str, str], float] = {}
         """Seconds that the last round of each track and case took."""
         self._total = 0
-        self._begun_s = 0.0
-        self._current: tuple[str, str, int] | None = None
+        self._begun_s: dict[tuple[str, str, int], float] = {}
+        """When each round began that has not ended: a next one's first word may overtake the last one's end."""
 
     def __enter__(self) -> Self:
         return self
@@ -46,16 +46,15 @@ class Progress:
 
     def round_begun(self, track: str, case: str, round: int) -> None:
         """The first rank of a case says that a round begins; told once."""
-        if self._current != (track, case, round):
-            self._current = (track, case, round)
-            self._begun_s = time.monotonic()
+        if (track, case, round) not in self._begun_s:
+            self._begun_s[track, case, round] = time.monotonic()
             self._show(track, case, round)
 
     def round_ended(self, track: str, case: str, round: int, tokens_per_s: float | None, gate: str) -> None:
-        seconds = time.monotonic() - self._begun_s
+        now = time.monotonic()
+        seconds = now - self._begun_s.pop((track, case, round), now)
         self._round_s[track, case] = seconds
         self._take(track, case, 1)
-        self._current = None
         speed = "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s"
         checked = "" if gate == "not_run" else f", gate {gate}"
         self._line(f"{track}:{case} round {round}: {seconds:.1f} s{speed}{checked}{self._left_text()}")
@@ -63,8 +62,7 @@ class Progress:
     def case_ended(self, track: str, case: str, status: Status, reason: str | None) -> None:
         """A case got another status than ok: none of its rounds is to come any more."""
         self._take(track, case, self._left.get((track, case), 0))
-        if self._current and self._current[:2] == (track, case):
-            self._current = None
+        self._begun_s = {place: begun for place, begun in self._begun_s.items() if place[:2] != (track, case)}
         self._line(f"{track}:{case} {status}: {reason}" if reason else f"{track}:{case} {status}")
 
     def drop(self, track: str, case: str, num_rounds: int) -> None:

@@ -68,6 +68,7 @@ class _Worker:
         self.controls: dict[tuple[int, str], ControlTime | None] = {}
         """The control's time by round and workload; kept by the leader."""
         self.durations: dict[str, float] = {}
+        """Seconds that the last round of each case took, without the gate: only the first has one."""
         self.gate_columns = {name: dict(columns) for name, columns in job.gate_passed.items()}
 
     @property
@@ -134,7 +135,6 @@ class _Worker:
 
     def _round(self, case: Case, key: RoundKey) -> str:
         """One round of one case: build, check, warm up, time, tear down. Returns `done` or `refused`."""
-        began = time.monotonic()
         deadline_ns = time.monotonic_ns() + self.job.track.measure.timeout_s * 10**9
         self.presence.marker.begin_round(case.name, key.round, deadline_ns)
         ranks = self._ranks(case)
@@ -146,6 +146,7 @@ class _Worker:
             reason = columns.pop("reason")
             return self._refuse(case, key, mesh, "failed", "gate failed: " + reason, columns)
         environment = columns["environment"] = {**columns.get("environment", {}), **pinned}
+        began = time.monotonic()
         rows: Measurement | None = None
         if not self.job.verify_only:
             if self.job.track.micro_batch == "largest" and case.name not in self.micro_batch_sizes:

@@ -16,7 +16,7 @@ from pathlib import Path
 import raybench
 
 MODEL = ["workload.model.num_layers=4", "workload.model.width=256", "workload.model.ffn_width=1024"]
-CASE = ["run", "a:bucketed", "--scale", "smoke", "--repeats", "1", "--steps", "20", "--warmup", "3"]
+CASE = ["run", "a:bucketed", "--scale", "smoke", "--repeats", "1", "--steps", "60", "--warmup", "3"]
 
 
 def launch(launcher: str, results: Path) -> float:

@@ -80,3 +80,17 @@ def test_time_left_is_what_the_last_rounds_took(monkeypatch: pytest.MonkeyPatch)
         now[0] += seconds
         progress.round_ended("t", case, 1, None, "not_run")
     assert progress.seconds_left() == 10 + 20 + 15
+
+
+def test_a_round_that_begins_before_the_last_one_ended_is_timed_from_its_own_beginning(monkeypatch):
+    clock = iter([10.0, 13.0, 14.0, 18.0])
+    monkeypatch.setattr("raybench.suite.progress.time.monotonic", lambda: next(clock))
+    log = io.StringIO()
+    progress = Progress(log)
+    progress.expect("t", ROUNDS)
+    progress.round_begun("t", "one", 1)
+    progress.round_begun("t", "two", 1)
+    progress.round_ended("t", "one", 1, None, "passed")
+    progress.round_ended("t", "two", 1, None, "passed")
+    assert "one round 1: 4.0 s" in log.getvalue()
+    assert "two round 1: 5.0 s" in log.getvalue()

@@ -166,6 +166,29 @@ def test_estimates():
     assert 20 < estimate_track(smoke).seconds < 600
 
 
+def test_an_estimate_knows_that_a_timed_model_waits():
+    track = Track(find_tracks()["e-pipeline-4"]).resolve("smoke")
+    options = track.workload.model.options
+    longer = track.model_copy(
+        update={
+            "workload": track.workload.model_copy(
+                update={
+                    "model": track.workload.model.model_copy(
+                        update={"options": {key: 10 * ms for key, ms in options.items()}}
+                    )
+                }
+            )
+        }
+    )
+    seconds = [estimate_track(plan_track(t, cluster(node(cpus=2)))).seconds for t in (track, longer)]
+    measure, cases = track.measure, len(track.cases)
+    steps = measure.num_rounds * (measure.num_steps + measure.num_warmup_steps)
+    # 4 stages of 2 blocks of 9 ms, 4 micro-batches: 7 times 18 ms a step; the control 4 times 72 ms.
+    least = steps * (cases * 7 * 0.018 + 4 * 0.072)
+    assert least < seconds[0] < 3 * least + 40
+    assert seconds[1] - seconds[0] > 9 * least
+
+
 def tensor_track(scale: str, **layout: int):
     """One case of tensor groups, alone or over data."""
     data = "bucketed" if layout.get("data", 1) > 1 else None

@@ -205,6 +205,26 @@ def test_no_round_is_begun_after_the_deadline_but_every_case_has_one(pools):
         assert [(m.case, m.round) for m in rows(messages)] == [("naive", 1), ("bucketed", 1)]
 
 
+def gate_slowly(rank: Rank):
+    original = loop.GateKeeper.run
+
+    def run_slowly(*arguments):
+        time.sleep(GATE_S)
+        return original(*arguments)
+
+    loop.GateKeeper.run = run_slowly
+    return lambda: setattr(loop.GateKeeper, "run", original)
+
+
+GATE_S = 10.0
+
+
+def test_a_later_round_is_not_expected_to_take_the_gates_time_too(pools):
+    job = make_job([data_case("bucketed", 2)], rounds=2, deadline_unix_s=time.time() + 1.9 * GATE_S)
+    for messages in pools(2).run(run, job, ("a", "a"), "gate_slowly"):
+        assert [m.round for m in rows(messages)] == [1, 2]
+
+
 def test_verify_only_gates_and_times_nothing(pools):
     job = make_job([data_case("bucketed", 2)], rounds=1, verify_only=True)
     for rank, messages in enumerate(pools(2).run(run, job)):
