@@ -232,7 +232,7 @@ def _skipped(nodes: Sequence[Node]) -> list[str]:
         busy = min(len(node["gpus"]), node.get("ray_gpus", 0)) - node.get("free_gpus", 0)
         if busy > 0:
             found.append(
-                f"{busy} of {len(node['gpus'])} GPUs of {node['address']} in the all-reduces: Ray has given them away"
+                f"{busy} of {len(node['gpus'])} GPUs of {node['address']} in the all-reduces: Ray gave them away"
             )
     return found
 

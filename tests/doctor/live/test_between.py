@@ -12,9 +12,10 @@ import pytest
 
 from raybench.doctor.live import reach as module
 from raybench.doctor.live.allreduce import ranks_of
+from raybench.doctor.live.gather import _lost, _skipped
 from raybench.doctor.live.reach import NUM_SAMPLES, Listener, reach, stream, try_port
 from raybench.doctor.live.rounds import neighbours, trials
-from tests.doctor.live.made import node
+from tests.doctor.live.made import gpu, node
 
 
 @pytest.fixture
@@ -119,3 +120,28 @@ def test_ranks_are_free_gpus_or_else_processes():
     assert ranks_of(plain) == ("gloo", [0, 0, 1])
     assert ranks_of(plain[1:]) == ("gloo", [0, 0])
     assert ranks_of([node(free_gpus=1)]) == ("gloo", [0, 0]), "a single GPU has nobody to talk to"
+
+
+def test_only_nodes_that_went_away_by_themselves_are_lost():
+    def listed(address: str, reason: int) -> dict[str, object]:
+        return {"NodeManagerAddress": address, "Alive": False, "DeathReason": reason}
+
+    dead = [
+        listed("10.0.0.1", 2),
+        listed("10.0.0.2", 1),
+        listed("10.0.0.3", 4),
+        listed("10.0.0.4", 3),
+        listed("10.0.0.5", 2),
+    ]
+    back = {"NodeManagerAddress": "10.0.0.5", "Alive": True}
+    assert _lost([*dead, back], {"10.0.0.5": back}) == ["10.0.0.1", "10.0.0.4"]
+
+
+def test_what_is_not_looked_at_is_said():
+    plain = node("10.0.0.2", gpus=[], ray_gpus=0, free_gpus=0)
+    assert _skipped([node()]) == ["ports, clocks and bandwidth between nodes: there is one node"]
+    assert _skipped([node(), plain])[0].endswith(": no GPU on 10.0.0.2")
+    assert _skipped([plain, plain])[0].endswith(": no node has a GPU")
+    (acs, busy) = _skipped([node(acs_bridges=None, gpus=[gpu(), gpu(1)], free_gpus=1), node("10.0.0.2")])
+    assert acs.startswith("ACS on 10.0.0.1: only root")
+    assert busy == "1 of 2 GPUs of 10.0.0.1 in the all-reduces: Ray gave them away"

@@ -140,3 +140,22 @@ def test_a_port_of_a_silent_pair_is_shown():
     ports = {40001: "timeout", 50001: "ok"}
     found = examination(reaches=[reach("10.0.0.1", TWO, ports=ports), reach(TWO, "10.0.0.1")])
     assert "1 of 2" in shown(answer(found, None).table)
+
+
+@pytest.mark.slow
+def test_this_machine_with_a_ray_of_its_own(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    file = tmp_path / "mine.env"
+    code = main(["doctor", "--json", "-o", str(file)])
+    out, err = capfd.readouterr()
+    body = json.loads(out)
+    assert code == body["exit_code"] == (1 if any(each["severity"] == "error" for each in body["findings"]) else 0)
+    (only,) = body["nodes"]
+    assert "asking 1 node" in err
+    assert [(each["stage"], each["status"]) for each in body["collectives"]][:1] == [("within", "ok")]
+    assert body["reaches"] == body["streams"] == []
+    assert "ports, clocks and bandwidth between nodes: there is one node" in body["skipped"]
+    assert only["gpus"] or any("no node has a GPU" in each for each in body["skipped"])
+    assert resolve(str(file)) == body["environment"]
