@@ -89,12 +89,12 @@ class Rank:
             if backend != "nccl" or durations[NUM_REPEATS:]:  # NCCL's closing can wait for a lost peer for ever
                 distributed.destroy_process_group()
 
-    def take_log(self) -> str | None:
-        """What NCCL wrote, which is then removed."""
+    def take_log(self, is_wanted: bool) -> str | None:
+        """What NCCL wrote, if that is wanted; removed in any case."""
         with suppress(OSError), self._log.open("rb") as handle:
             text = handle.read(_LOG_BYTES).decode("utf-8", "replace")
             self._log.unlink()
-            return text
+            return text if is_wanted else None
         return None
 
 
@@ -213,7 +213,7 @@ def _collective(
     first = min(wrong, key=lambda rank: (_is_late(wrong[rank]), rank)) if wrong else group[0]
     log = None
     if backend == "nccl":
-        asked = {actors[first].take_log.remote(): first}
+        asked = {actors[rank].take_log.remote(rank == first): rank for rank in group}
         log = collect(asked, MARGIN_S, on_late=_leave)[0].get(first)
     return {
         "stage": trial.stage,

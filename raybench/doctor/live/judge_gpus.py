@@ -90,8 +90,7 @@ def _software(node: Node) -> list[LiveFinding]:
                 [address],
                 "driver-too-old",
                 f"The driver {versions.get('driver')} of {address} runs programs of CUDA {driver_cuda} at most, and "
-                "torch is built "
-                f"for CUDA {cuda}.",
+                f"torch is built for CUDA {cuda}.",
                 f"{address}: driver {versions.get('driver')} (CUDA {driver_cuda}), torch for CUDA {cuda}",
                 [
                     f"A newer driver, or a torch built for CUDA {_major(driver_cuda)}: pip install torch --index-url "
@@ -127,8 +126,7 @@ def _alike(nodes: Sequence[Node]) -> list[LiveFinding]:
                 odd_ones(drivers),
                 "driver-differs",
                 f"The NVIDIA driver differs between nodes: {told(drivers)}. NCCL mostly works so; features that only "
-                "one of them "
-                "has (NVLS, cuMem, DMA-BUF) make ranks choose differently.",
+                "one of them has (NVLS, cuMem, DMA-BUF) make ranks choose differently.",
                 told(drivers),
                 ["Use one image for all nodes."],
             )
@@ -230,14 +228,12 @@ def _isolation(node: Node, worked: bool | None) -> list[LiveFinding]:
                 [address],
                 "acs-enabled",
                 f"{len(node['acs_bridges'])} PCI bridges of {address} have Access Control Services on: traffic "
-                "between two GPUs "
-                f"goes up to the CPU and back, slowly, or never arrives.{tested}",
+                f"between two GPUs goes up to the CPU and back, slowly, or never arrives.{tested}",
                 f"{address}: ReqRedir+ on {some(node['acs_bridges'])}",
                 [
                     "On bare metal: ACS off in the BIOS, or `setpci -s BRIDGE ECAP_ACS+6.w=0` for each at every boot.",
                     "In a virtual machine it is the provider's: NCCL_P2P_DISABLE=1 where the all-reduce hangs "
-                    "(through shared "
-                    "memory then, slower).",
+                    "(through shared memory then, slower).",
                 ],
                 mend,
             )
@@ -262,8 +258,7 @@ def _isolation(node: Node, worked: bool | None) -> list[LiveFinding]:
                 [address],
                 "no-gpudirect-rdma",
                 f"{address} has RDMA adapters ({some(active)}), and no way for them to reach GPU memory: every byte "
-                "is copied "
-                "through host memory.",
+                "is copied through host memory.",
                 f"{address}: nvidia_peermem is not loaded, the driver's modules are "
                 f"{'open' if node['has_open_driver'] else 'closed'}, kernel {node['kernel']}",
                 [

@@ -82,8 +82,7 @@ def _silent(found: Examination) -> list[LiveFinding]:
             f"{address} {why}",
             [
                 "A port that does not answer: let the nodes reach each other on all TCP ports (Ray takes 10002-19999 "
-                "for "
-                "its processes besides the ones it shows).",
+                "for its processes besides the ones it shows).",
                 "All answer: look at the node itself, `ray logs raylet.err` and its free memory; raybench must be "
                 "installed there.",
             ],
@@ -112,8 +111,8 @@ def _versions(nodes: Sequence[Node]) -> list[LiveFinding]:
                 about(
                     odd_ones(values),
                     "mixed-versions",
-                    f"{package} differs between nodes: {told(values)}. Ranks of different versions fail in their first "
-                    "collective, or compute different numbers; raybench refuses to run.",
+                    f"{package} differs between nodes: {told(values)}. Ranks of different versions fail in their "
+                    "first collective, or compute different numbers; raybench refuses to run.",
                     f"{package}: {told(values)}",
                     [
                         f"Install the same {package} on every node, such as from constraints.txt: `ray up` does so "
@@ -134,8 +133,7 @@ def _shared_memory(node: Node) -> list[LiveFinding]:
             [node["address"]],
             "shm-too-small",
             f"/dev/shm {what}. NCCL passes data between the GPUs of a node through it, and Ray and data loaders "
-            "between "
-            f"processes; {size(LEAST_SHM)} is little.",
+            f"between processes; {size(LEAST_SHM)} is little.",
             f"{node['address']}: /dev/shm {size(total)}, {size(free)} free",
             [*TEXTS["shm-too-small"][1], "On a host: mount -o remount,size=8g /dev/shm."],
         )
@@ -206,8 +204,7 @@ def _environment(nodes: Sequence[Node]) -> list[LiveFinding]:
                     odd_ones(values),
                     "environment-differs",
                     f"{name} differs between nodes: {told(values)}. Ranks that choose another algorithm or protocol "
-                    "wait "
-                    "for each other for ever.",
+                    "wait for each other for ever.",
                     f"{name}: {told(values)}",
                     [f"Set {name} alike on every node before `ray start`, or hand it to all ranks with --nccl-env."],
                 )

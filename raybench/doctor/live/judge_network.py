@@ -22,8 +22,7 @@ _CODES: Final[dict[Outcome, tuple[str, str]]] = {
 _OPEN: Final = [
     "Let the nodes reach each other on all TCP ports: gloo and NCCL listen on any of the range in "
     "/proc/sys/net/ipv4/ip_local_port_range. Two firewalls count, the provider's (security list, security group) and "
-    "the "
-    "host's own: `sudo iptables -I INPUT 1 -s SUBNET -j ACCEPT`.",
+    "the host's own: `sudo iptables -I INPUT 1 -s SUBNET -j ACCEPT`.",
     "Try again by hand: `nc -l 41000` on one node, `nc -vz ADDRESS 41000` on the other.",
 ]
 
@@ -78,8 +77,8 @@ def _interfaces(found: Examination) -> list[LiveFinding]:
                     about(
                         [node["address"]],
                         "interface-not-found",
-                        f"{variable} is {value!r} on {node['address']}, and no interface that is up and has an address "
-                        f"answers to {some(missing)!r}; there are {names}.",
+                        f"{variable} is {value!r} on {node['address']}, and no interface that is up and has an "
+                        f"address answers to {some(missing)!r}; there are {names}.",
                         line,
                         advice,
                         mend,
@@ -117,8 +116,7 @@ def _which_interface(node: Node, variable: str, mended: dict[str, str]) -> list[
         return [f"{variable}={mended[variable]}, the interface that carries Ray, on every node."]
     return [
         f"The interface that carries Ray is {node['ray_interface']} on this node and another one elsewhere: unset "
-        f"{variable} "
-        "before `ray start`; raybench then sets it on each node."
+        f"{variable} before `ray start`; raybench then sets it on each node."
     ]
 
 
@@ -187,8 +185,8 @@ def _slow(found: Examination) -> list[LiveFinding]:
                     "Both directions tell which end it is: a host that is slow towards all its neighbours sends "
                     "slowly.",
                     "Look for a limit (`tc qdisc show`), a link that came up slower (`ethtool IFACE`), errors (`ip "
-                    "-s link`), "
-                    "and the shape's own bandwidth; other work on the network counts too: ask again when it is quiet.",
+                    "-s link`), and the shape's own bandwidth; other work on the network counts too: ask again when "
+                    "it is quiet.",
                 ],
             )
         )
@@ -206,9 +204,8 @@ def _packets(found: Examination) -> list[LiveFinding]:
         about(
             odd_ones(values),
             "mtu-differs",
-            f"The MTU of the interface that carries Ray differs: {told(values)}. Connections open, and large "
-            "messages may "
-            "be dropped on the way.",
+            f"The MTU of the interface that carries Ray differs: {told(values)}. Connections open, and large messages "
+            "may be dropped on the way.",
             f"MTU: {told(values)}",
             ["Give every node the same: ip link set dev IFACE mtu 9000 (or 1500)."],
         )
@@ -227,10 +224,8 @@ def _clocks(found: Examination) -> list[LiveFinding]:
                     [address],
                     "clock-offset",
                     f"The clock of {address} is {abs(offset) / 1e9:.3f} s {'ahead of' if offset > 0 else 'behind'} "
-                    f"{other}."
-                    f"{nobody} raybench measures and corrects it; timestamps of logs, tokens and requests that are "
-                    "signed are "
-                    "off by as much.",
+                    f"{other}.{nobody} raybench measures and corrects it; timestamps of logs, tokens and requests "
+                    "that are signed are off by as much.",
                     f"{address}: {offset / 1e9:+.3f} s ± {error / 1e9:.6f} s",
                     ["`chronyc makestep` (or `timedatectl set-ntp true`) on that node, and let the service run."],
                 )
