@@ -26,9 +26,9 @@ def tables(found: Examination, findings: Sequence[LiveFinding]) -> Group:
     """What was seen, for a terminal."""
     parts: list[Any] = [_nodes(found, findings)]
     if found["reaches"]:
-        parts += ["", _links(found)]
+        parts.append(_links(found))
     if found["collectives"]:
-        parts += ["", _collectives(found["collectives"])]
+        parts.append(_collectives(found["collectives"]))
     return Group(*parts)
 
 

@@ -69,7 +69,7 @@ def break_worker(pair: Pair) -> None:
     """Another torch, a clock 5 s ahead, a small /dev/shm, interfaces that are none or lead nowhere, a slow link."""
     worker = pair.worker
     pair.stop_worker()
-    worker.sh(
+    worker.namespace.sh(
         f"""
         mkdir -p {HOME}/other/torch-2.9.0.dist-info
         printf 'Metadata-Version: 2.1\\nName: torch\\nVersion: 2.9.0\\n' > {HOME}/other/torch-2.9.0.dist-info/METADATA
