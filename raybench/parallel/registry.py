@@ -5,7 +5,7 @@ Nothing is imported until it is used: `raybench list` knows all names without to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +29,8 @@ class Entry:
     """A package that must be installed, beyond raybench's own."""
     over: tuple[AxisName, ...] = ("pipeline", "tensor")
     """The other axes that a data strategy may be combined with."""
+    pipelines: tuple[str, ...] | None = None
+    """The only pipelines that a data strategy may be combined with; None: all of its own library, by hand all."""
     cuts_sequence: bool = False
     """Whether a tensor strategy needs a sequence that its ranks divide."""
 
@@ -38,6 +40,8 @@ TORCH_PIPELINE = "raybench.parallel.peers.torch_pipeline:TorchPipeline"
 STAGED: Mapping[str, type] = {"num_micro_batches": int, "layers": list}
 """Options of every pipeline: into how many micro-batches a step is cut (as the workload says), and how many layers
 each stage holds (balanced)."""
+ONE_STAGE = ("torch-gpipe", "torch-1f1b")
+"""Pipelines of torch's with one stage a rank: its others ask FSDP for parameters before FSDP is ready for it."""
 CHUNKED: Mapping[str, type] = {**STAGED, "num_chunks": int}
 
 REGISTRY: dict[AxisName, dict[str, Entry]] = {
@@ -55,8 +59,8 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
         ),
         "torch-ddp": Entry("raybench.parallel.peers.torch_ddp:TorchDDP", "torch", {"bucket_mib": float}),
         "torch-zero1": Entry("raybench.parallel.peers.torch_zero1:TorchZero1", "torch", {"bucket_mib": float}, over=()),
-        "torch-fsdp2": Entry("raybench.parallel.peers.torch_fsdp2:FSDP2", "torch", over=()),
-        "torch-fsdp2-keep": Entry("raybench.parallel.peers.torch_fsdp2:FSDP2Keep", "torch", over=()),
+        "torch-fsdp2": Entry("raybench.parallel.peers.torch_fsdp2:FSDP2", "torch", pipelines=ONE_STAGE),
+        "torch-fsdp2-keep": Entry("raybench.parallel.peers.torch_fsdp2:FSDP2Keep", "torch", pipelines=ONE_STAGE),
         "deepspeed-0": Entry(
             "raybench.parallel.peers.deepspeed_ddp:DeepSpeed0", "deepspeed", requires="deepspeed", over=()
         ),
@@ -136,12 +140,11 @@ def check_case(layout: Layout, strategy: StrategyNames, options: Mapping[str, An
                 raise ValueError(
                     f"strategy.data: {strategy.data!r} does not run over a {axis} axis (allowed there: {allowed})"
                 )
-        library = entry("data", strategy.data).library
-        if library and strategy.pipeline is not None and entry("pipeline", strategy.pipeline).library != library:
-            allowed = ", ".join(name for name, other in REGISTRY["pipeline"].items() if other.library == library)
+        pipelines = _pipelines_under(entry("data", strategy.data))
+        if strategy.pipeline is not None and strategy.pipeline not in pipelines:
             raise ValueError(
                 f"strategy.data: {strategy.data!r} does not run over the pipeline {strategy.pipeline!r} "
-                f"(allowed: {allowed or 'none'})"
+                f"(allowed: {', '.join(pipelines) or 'none'})"
             )
     if layout.nodes > layout.num_ranks:
         raise ValueError(f"layout.nodes: {layout.nodes} is more than the layout's {layout.num_ranks} ranks")
@@ -162,6 +165,13 @@ def check_case(layout: Layout, strategy: StrategyNames, options: Mapping[str, An
             raise ValueError(f"options.{key}: {value!r} is not allowed (a {known[key].__name__} above 0)")
     if strategy.data == "hybrid-sharded":
         _check_shards(layout, options.get("num_shards"))
+
+
+def _pipelines_under(data: Entry) -> Sequence[str]:
+    """The pipelines that a data strategy may be combined with."""
+    if data.pipelines is not None:
+        return data.pipelines
+    return [name for name, other in REGISTRY["pipeline"].items() if data.library in (None, other.library)]
 
 
 def _check_shards(layout: Layout, num_shards: int | None) -> None:

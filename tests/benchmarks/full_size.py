@@ -16,11 +16,11 @@ import tempfile
 import raybench
 
 MIB = 2**20
-SHORT = ["--steps", "1", "--warmup", "1", "--repeats", "1", "--timeout-s", "380", "--set", "evaluate=null"]
+SHORT = ["--steps", "1", "--warmup", "1", "--repeats", "1", "--timeout-s", "900", "--set", "evaluate=null"]
 TEXT = ["--set", "workload.data.name=reviews", "--set", "workload.data.num_samples=64"]
 CASES = {
-    "l:zero3": ["workload.sequence_length=64", "workload.num_micro_batches=2"],
-    "m:one-f-one-b-3": ["workload.sequence_length=128", "workload.micro_batch_size=2", "workload.num_micro_batches=4"],
+    "l:zero3": ["workload.sequence_length=64", "workload.micro_batch_size=1", "workload.num_micro_batches=2"],
+    "m:one-f-one-b-3": ["workload.sequence_length=128", "workload.micro_batch_size=1", "workload.num_micro_batches=4"],
 }
 
 

@@ -118,9 +118,27 @@ def test_torchs_pipeline_over_its_dtensors_passes(pools, tensor):
     check(pools, hybrid(Layout(pipeline=2, tensor=2), pipeline="torch-1f1b", tensor=tensor))
 
 
-def test_torchs_ddp_over_its_pipeline_over_its_dtensors_passes(pools):
+@pytest.mark.parametrize("data", ["torch-ddp", "torch-fsdp2-keep"])
+def test_torchs_data_strategies_over_its_pipeline_over_its_dtensors_pass(pools, data):
     cube = Layout(data=2, pipeline=2, tensor=2)
-    check(pools, hybrid(cube, data="torch-ddp", pipeline="torch-1f1b", tensor="torch-dtensor"))
+    check(pools, hybrid(cube, data=data, pipeline="torch-1f1b", tensor="torch-dtensor"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "others"),
+    [
+        (Layout(data=2, tensor=2), {"tensor": "torch-dtensor-sequence"}),
+        (Layout(data=2, pipeline=2), {"pipeline": "torch-gpipe"}),
+    ],
+    ids=str,
+)
+def test_fsdp2_over_either_axis_passes(pools, layout, others):
+    check(pools, hybrid(layout, data="torch-fsdp2", **others))
+
+
+def test_fsdp2_over_several_stages_a_rank_is_refused():
+    with pytest.raises(ValidationError, match=r"'torch-interleaved' \(allowed: torch-gpipe, torch-1f1b\)"):
+        hybrid(Layout(data=2, pipeline=2), data="torch-fsdp2", pipeline="torch-interleaved")
 
 
 def test_torchs_ddp_over_a_pipeline_of_another_kind_is_refused():

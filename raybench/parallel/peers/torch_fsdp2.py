@@ -1,4 +1,7 @@
-"""Peer: FSDP2, torch's `fully_shard`, over the model's units as torchtitan wraps them, prefetching one unit ahead."""
+"""Peer: FSDP2, torch's `fully_shard`, over the model's units as torchtitan wraps them, prefetching one unit ahead.
+
+Over a pipeline torch's own schedules drive the wrapped stages, and over a tensor axis each rank's part is sharded.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from raybench.data.batches import Batch
 from raybench.parallel.data.replicated import Replicated, gradient
 from raybench.parallel.execution import Accumulation, BackwardObserver, Execution, LossSum
-from raybench.parallel.parts import ALONE, Sharing
+from raybench.parallel.parts import Sharing
+from raybench.parallel.peers.torch_pipeline import TorchPipeline
 from raybench.parallel.sharded.units import split
 from raybench.parallel.strategy import Context, Held, StateBytes, Strategy, distinct_bytes, optimizer_tensors
 
@@ -29,6 +33,8 @@ class FSDP2(Replicated):
         super().__init__(context)
 
     def make_execution(self) -> Execution:
+        if self.context.mesh.pipeline.size > 1:
+            return self.context.make_execution()
         return _Averaged(self.model, self.context.loss_sum, self.axis.size)
 
     def lay_out(self) -> None:
@@ -40,7 +46,12 @@ class FSDP2(Replicated):
         alone = [unit.module for unit in units if len(unit.parameters) == len(list(unit.module.parameters()))]
         for module in alone:
             fully_shard(module, mesh=mesh, reshard_after_forward=self.reshard_after_forward and module is not alone[-1])
-        fully_shard(self.model, mesh=mesh, reshard_after_forward=False)
+        if isinstance(self.execution, TorchPipeline):
+            self.execution.wrap(
+                lambda stage: fully_shard(stage, mesh=mesh, reshard_after_forward=False), loss_factor=self.axis.size
+            )
+        else:
+            fully_shard(self.model, mesh=mesh, reshard_after_forward=False)
         for earlier, later in pairwise(module for module in alone if isinstance(module, FSDPModule)):
             earlier.set_modules_to_forward_prefetch([later])
             later.set_modules_to_backward_prefetch([earlier])
@@ -50,15 +61,14 @@ class FSDP2(Replicated):
         """Done by the time that the last backward pass returns."""
 
     def gradients(self) -> dict[Sharing, list[Tensor]]:
-        return {ALONE: [_local(gradient(parameter)) for parameter in self.parameters.values()]}
+        return {sharing: [_local(tensor) for tensor in tensors] for sharing, tensors in super().gradients().items()}
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.parameters.items():
-            yield name, self._unclipped(_whole(gradient(parameter)))
+        own = ((name, self._unclipped(_whole(gradient(p)))) for name, p in self.parameters.items())
+        return self.parts.whole(own)
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.parameters.items():
-            yield name, _whole(parameter.detach())
+        return self.parts.whole((name, _whole(p.detach())) for name, p in self.parameters.items())
 
     def held_parameters(self) -> Iterable[Tensor]:
         """The shards, and the memory that they are gathered into, which only FSDP's own state knows."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
+LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class Unit:
 def split(model: nn.Module, trained: Iterable[nn.Parameter]) -> tuple[list[Unit], list[nn.Parameter]]:
     """The model's units in the order of their definition, and the trained parameters that belong to none.
 
-    A unit is an element of a `ModuleList`, or a module beside one: embedding, blocks and head of a GPT; the top-level
-    children of a model without lists. What several units share (a tied head) or the model holds itself belongs to none.
+    A unit is an element of a list (a `ModuleList`, or the `ModuleDict` that a pipeline stage has kept of one), or a
+    module beside one: embedding, blocks and head of a GPT; the top-level children of a model without lists. What
+    several units share (a tied head) or the model holds itself belongs to none.
     """
     of_interest = set(trained)
     modules = list(_unit_modules(model, ""))
@@ -44,9 +46,9 @@ def uncompiled(module: nn.Module, hook: Hook) -> Hook:
 
 def _unit_modules(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in model.named_children():
-        if isinstance(child, nn.ModuleList):
-            yield from ((f"{prefix}{name}.{index}", element) for index, element in enumerate(child))
-        elif any(isinstance(module, nn.ModuleList) for module in child.modules()):
+        if isinstance(child, LISTS):
+            yield from ((f"{prefix}{name}.{key}", element) for key, element in child.named_children())
+        elif any(isinstance(module, LISTS) for module in child.modules()):
             yield from _unit_modules(child, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", child

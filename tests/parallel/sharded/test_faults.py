@@ -12,7 +12,7 @@ from raybench.parallel.sharded.zero1 import ShardedBucket, Zero1
 from raybench.parallel.sharded.zero2 import TransientBucket, Zero2
 from raybench.parallel.sharded.zero3 import GatheredBucket, Zero3
 from raybench.parallel.strategy import Strategy
-from raybench.suite.track import Workload
+from raybench.suite.track import Case, Layout, Workload
 from raybench.worker.build import build_control, build_strategy
 from raybench.worker.gate import GateResult
 from tests.gating import TINY, data_case, gate, ragged, workload
@@ -261,3 +261,37 @@ def test_stage_3_never_has_more_than_two_units_whole(pools, num_micro_batches, r
         assert most == 2
         assert left == 0
         assert elements == 0
+
+
+def run_over_a_pipeline(rank: Rank) -> tuple[list[str], list[int]]:
+    """Blocks that run before their parameters are there; how many buckets are still under way after each step."""
+    work = workload(TINY.model_copy(update={"num_layers": 4}), num_micro_batches=2)
+    case = Case(
+        name="zero1",
+        layout=Layout(data=2, pipeline=2),
+        strategy={"data": "zero1", "pipeline": "one-f-one-b"},
+        options={"bucket_mib": 0.002},
+    )
+    mesh = rank.mesh(case.layout)
+    strategy = build_strategy(work, case, mesh, rank.device)
+    bucket_of = {parameter: bucket for bucket in strategy.buckets for parameter in bucket.parameters}
+    early: list[str] = []
+
+    def look(name: str, block: torch.nn.Module) -> None:
+        if any(bucket_of[parameter].gathering is not None for parameter in block.parameters()):
+            early.append(name)
+
+    for name, block in strategy.model.blocks.named_children():
+        block.register_forward_pre_hook(lambda block, _, name=name: look(name, block))
+    under_way = []
+    for step in range(3):
+        strategy.step(Batches(work, 2).batch(step, mesh.data.index))
+        under_way.append(sum(bucket.gathering is not None for bucket in strategy.buckets))
+    strategy.close()
+    return early, under_way
+
+
+def test_blocks_of_a_pipeline_stage_wait_for_their_parameters(pools):
+    for early, under_way in pools(4).run(run_over_a_pipeline):
+        assert early == []
+        assert min(under_way) > 2
