@@ -22,6 +22,7 @@ _AT_A_TIME: Final = 8
 _EXPECTED_ENDS: Final = (1, 4)
 """Of Ray's NodeDeathInfo.Reason: ended on purpose, and drained by the autoscaler because it was idle."""
 _LIBRARIES: Final = {"GLOO_SOCKET_IFNAME": "gloo", "NCCL_SOCKET_IFNAME": "NCCL"}
+_TOLD: Final = {"ok": "answers", "timeout": "does not answer", "refused": "is refused", "unreachable": "is rejected"}
 Try = tuple[str, str, list[int], list[int]]
 """Node, address, ports, ports of its listener."""
 
@@ -63,15 +64,16 @@ def examine_cluster(say: Callable[[str], None], environment: Mapping[str, str]) 
     import ray
 
     listed = ray.nodes()
-    alive = {str(each["NodeManagerAddress"]): each for each in listed if each["Alive"]}
-    hands = {address: _hand(address, str(each["NodeID"])) for address, each in alive.items()}
+    started = [(each, _hand(each)) for each in listed if each["Alive"]]
     try:
-        say(f"asking {len(alive)} node{'s' if len(alive) > 1 else ''}")
-        nodes, silent = _facts(hands, alive)
+        say(f"asking {len(started)} node{'s' if len(started) > 1 else ''}")
+        nodes, silent, answering = _facts(started)
+        alive = {address: each for address, (each, _) in answering.items()}
+        hands = {address: hand for address, (_, hand) in answering.items()}
         found: Examination = {
             "nodes": nodes,
             "silent": silent,
-            "lost": _lost(listed, alive),
+            "lost": _lost(listed, [*alive, *silent]),
             "reaches": [],
             "purposes": {},
             "streams": [],
@@ -85,7 +87,7 @@ def examine_cluster(say: Callable[[str], None], environment: Mapping[str, str]) 
             say("sending between neighbours")
             found["streams"] = _streams(nodes, hands, found["reaches"], open_ports)
     finally:
-        for hand in hands.values():
+        for _, hand in started:
             ray.kill(hand)
     if nodes:
         node_ids = {address: str(each["NodeID"]) for address, each in alive.items()}
@@ -94,47 +96,56 @@ def examine_cluster(say: Callable[[str], None], environment: Mapping[str, str]) 
     return found
 
 
-def _lost(listed: Sequence[Mapping[str, Any]], alive: Mapping[str, Any]) -> list[str]:
+def _lost(listed: Sequence[Mapping[str, Any]], known: Sequence[str]) -> list[str]:
     """Addresses of nodes that went away without being told to, and have not come back."""
     dead = (each for each in listed if not each["Alive"] and each.get("DeathReason") not in _EXPECTED_ENDS)
-    return sorted({str(each["NodeManagerAddress"]) for each in dead} - alive.keys())
+    return sorted({str(each["NodeManagerAddress"]) for each in dead} - set(known))
 
 
-def _hand(address: str, node_id: str) -> Any:
+def _hand(listed: Mapping[str, Any]) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(Hand).options(num_cpus=0, max_restarts=0, scheduling_strategy=here).remote(address)
+    here = NodeAffinitySchedulingStrategy(str(listed["NodeID"]), soft=False)
+    actor = ray.remote(Hand).options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
+    return actor.remote(str(listed["NodeManagerAddress"]))
 
 
-def _facts(hands: Mapping[str, Any], alive: Mapping[str, Any]) -> tuple[list[Node], dict[str, str]]:
-    """The nodes that answer, the driver's own first, and why the others do not, with which of Ray's ports answer."""
+def _facts(
+    started: Sequence[tuple[Mapping[str, Any], Any]],
+) -> tuple[list[Node], dict[str, str], dict[str, tuple[Mapping[str, Any], Any]]]:
+    """The nodes that answer, the driver's own first; why others do not; and Ray's entry and the hand of those that do.
+
+    A host whose Ray was just started again may be listed twice; the entry that answers counts.
+    """
     import ray
 
     from raybench.suite.cluster import free_resources
 
     free = free_resources()
-    asked = {hand.examine.remote(): address for address, hand in hands.items()}
+    asked = {hand.examine.remote(): number for number, (_, hand) in enumerate(started)}
     answers, faults = collect(asked, ANSWER_S, on_late=_leave)
     own = str(ray.util.get_node_ip_address())
     nodes: list[Node] = []
-    for address, node in answers.items():
-        total = alive[address]["Resources"]
-        node["ray_cpus"], node["ray_gpus"] = float(total.get("CPU", 0)), int(total.get("GPU", 0))
-        node["free_gpus"] = int(free.get(str(alive[address]["NodeID"]), {}).get("GPU", 0))
+    answering: dict[str, tuple[Mapping[str, Any], Any]] = {}
+    for number, node in answers.items():
+        listed, hand = started[number]
+        node["ray_cpus"] = float(listed["Resources"].get("CPU", 0))
+        node["ray_gpus"] = int(listed["Resources"].get("GPU", 0))
+        node["free_gpus"] = int(free.get(str(listed["NodeID"]), {}).get("GPU", 0))
         nodes.append(node)
-    silent = {address: f"{fault}; {_from_here(address, alive[address])}" for address, fault in faults.items()}
-    return sorted(nodes, key=lambda node: (node["address"] != own, node["address"])), silent
+        answering[node["address"]] = listed, hand
+    silent = {
+        address: f"{fault}; {_from_here(address, started[number][0])}"
+        for number, fault in faults.items()
+        if (address := str(started[number][0]["NodeManagerAddress"])) not in answering
+    }
+    return sorted(nodes, key=lambda node: (node["address"] != own, node["address"])), silent, answering
 
 
 def _from_here(address: str, listed: Mapping[str, Any]) -> str:
     """Which of a silent node's ports answer the driver."""
-    told = [
-        f"{name} (port {port}) {'answers' if outcome == 'ok' else outcome}"
-        for name, port in _ray_ports(listed).items()
-        for outcome in [try_port(address, port)]
-    ]
+    told = [f"{name} (port {port}) {_TOLD[try_port(address, port)]}" for name, port in _ray_ports(listed).items()]
     return "from here its " + ", its ".join(told)
 
 

@@ -51,7 +51,7 @@ def _count(number: int, noun: str) -> str:
 
 def _collective(each: Collective, others: list[LiveFinding]) -> LiveFinding:
     nodes = sorted(set(each["nodes"]))
-    causes = dict.fromkeys(other["code"] for other in others if _may_cause(other) and set(other["nodes"]) & set(nodes))
+    causes = dict.fromkeys(other["code"] for other in others if _may_cause(other, each["backend"], nodes))
     because = f" Most likely because of {some(causes)}, found beside it." if causes else ""
     return about(
         nodes,
@@ -62,9 +62,14 @@ def _collective(each: Collective, others: list[LiveFinding]) -> LiveFinding:
     )
 
 
-def _may_cause(other: LiveFinding) -> bool:
-    own = other["code"].startswith("collective-")
-    return not own and (other["severity"] == "error" or other["code"] == "wrong-interface")
+def _may_cause(other: LiveFinding, backend: str, nodes: list[str]) -> bool:
+    """Whether a finding explains that these nodes could not do an all-reduce; an interface counts for its library."""
+    if other["code"].startswith("collective-") or not set(other["nodes"]) & set(nodes):
+        return False
+    if other["code"] in ("interface-not-found", "wrong-interface"):
+        seen = str(other["evidence"])
+        return f"{backend.upper()}_SOCKET_IFNAME" in seen or "_SOCKET_IFNAME" not in seen
+    return other["severity"] == "error"
 
 
 def _next_steps(each: Collective) -> list[str]:

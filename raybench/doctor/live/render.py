@@ -52,7 +52,7 @@ def _nodes(found: Examination, findings: Sequence[LiveFinding]) -> Table:
     worst = {address: each["severity"] for each in reversed(findings) for address in each["nodes"]}
     for node in found["nodes"]:
         address, versions = node["address"], node["versions"]
-        clock = f"{offsets[address][0] / 1e6:+.2f} ms" if address in offsets and len(found["nodes"]) > 1 else _NONE
+        clock = _offset(offsets[address][0]) if address in offsets and len(found["nodes"]) > 1 else _NONE
         table.add_row(
             Text(address, style=_STYLES.get(worst.get(address, ""), "green")),
             node["host"],
@@ -69,6 +69,10 @@ def _nodes(found: Examination, findings: Sequence[LiveFinding]) -> Table:
     for address in found["silent"]:
         table.add_row(Text(address, style=_STYLES["error"]), "no answer", *[_NONE] * 9)
     return table
+
+
+def _offset(offset_ns: int) -> str:
+    return f"{offset_ns / 1e9:+.3f} s" if abs(offset_ns) >= 1e9 else f"{offset_ns / 1e6:+.2f} ms"
 
 
 def _gpus(node: Node) -> str:

@@ -134,7 +134,7 @@ def test_only_nodes_that_went_away_by_themselves_are_lost():
         listed("10.0.0.5", 2),
     ]
     back = {"NodeManagerAddress": "10.0.0.5", "Alive": True}
-    assert _lost([*dead, back], {"10.0.0.5": back}) == ["10.0.0.1", "10.0.0.4"]
+    assert _lost([*dead, back], ["10.0.0.5"]) == ["10.0.0.1", "10.0.0.4"]
 
 
 def test_what_is_not_looked_at_is_said():

@@ -45,7 +45,7 @@ class Pair:
 
     def stop_worker(self) -> None:
         """In its PID namespace there is no other Ray."""
-        self.worker.run("ray", "stop", "--force", env=environment(), timeout=120)
+        self.worker.run("ray", "stop", env=environment(), timeout=120)
 
     def doctor(self) -> Said:
         """The answer of `raybench doctor --json`, with what it took and the file that it wrote."""
@@ -83,8 +83,6 @@ def break_worker(pair: Pair) -> None:
         PYTHONPATH=f"{HOME}/other:{REPOSITORY}",
         LD_PRELOAD=str(next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))),
         FAKETIME="+5s",
-        FAKETIME_DONT_FAKE_MONOTONIC="1",
-        DONT_FAKE_MONOTONIC="1",
         GLOO_SOCKET_IFNAME="nosuch0",
         NCCL_SOCKET_IFNAME="stray0",
     )
@@ -101,10 +99,9 @@ def mend_worker(pair: Pair) -> None:
 
 def block_ports(pair: Pair) -> None:
     """What a security group does that knows only of Ray's own ports, and not of all of these."""
+    rule = ["iptables", "-I", "INPUT", "-p", "tcp", "-s", pair.head.internal_ip, "-m", "state", "--state", "NEW"]
     for ports in ("32768:60999", str(OBJECT_MANAGER)):
-        pair.worker.run(
-            "iptables", "-I", "INPUT", "-p", "tcp", "-s", pair.head.internal_ip, "--dport", ports, "-j", "DROP"
-        )
+        pair.worker.run(*rule, "--dport", ports, "-j", "DROP")
 
 
 @pytest.fixture(scope="module")
