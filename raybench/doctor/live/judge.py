@@ -39,7 +39,8 @@ def verdict(found: Examination, findings: list[LiveFinding]) -> str:
     where = _count(len(found["nodes"]) + len(found["silent"]), "node")
     if errors:
         rest = f" ({_count(len(errors) - 1, 'more error')})" if len(errors) > 1 else ""
-        return f"Not ready ({where}): {errors[0]['code']}. {errors[0]['message']}{rest}"
+        first = errors[0]["message"].partition(". ")[0].rstrip(".")
+        return f"Not ready ({where}): {errors[0]['code']}. {first}{rest}."
     if warnings:
         return f"Usable ({where}), with {_count(len(warnings), 'thing')} to look at, first: {warnings[0]['code']}."
     return f"Ready ({where}): nothing wrong was found, and {_count(len(found['collectives']), 'all-reduce')} worked."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +42,7 @@ def text(found: Examination, findings: Sequence[LiveFinding], settings: Sequence
         lines += ["", *(f"not looked at: {each}" for each in found["skipped"])]
     if settings:
         lines += ["", "environment: " + " ".join(settings)]
-    return "\n".join([*lines, "", verdict])
+    return "\n".join([*lines, "", *textwrap.wrap(verdict, 100, break_on_hyphens=False, break_long_words=False)])
 
 
 def _nodes(found: Examination, findings: Sequence[LiveFinding]) -> Table:

@@ -246,4 +246,4 @@ def test_causes_come_before_what_follows():
     assert [each["code"] for each in findings] == ["connection-timeout", "collective-timeout"]
     assert "Most likely because of connection-timeout" in findings[1]["message"]
     assert verdict(found, findings).startswith("Not ready (2 nodes): connection-timeout. From 10.0.0.2 to 10.0.0.1")
-    assert verdict(found, findings).endswith("(1 more error)")
+    assert verdict(found, findings).endswith(" (1 more error).")
