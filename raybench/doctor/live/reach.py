@@ -142,7 +142,8 @@ def _bind(is_v6: bool) -> list[socket.socket]:
         low, high = 32768, 60999
     width = max(1, (high - low + 1) // NUM_SAMPLES)
     wanted = [[port] for port in FIXED_PORTS]
-    wanted += [random.sample(range(begin, begin + width), min(5, width)) for begin in range(low, high, width)]
+    parts = [range(low + part * width, low + (part + 1) * width) for part in range(NUM_SAMPLES)]
+    wanted += [random.sample(part, min(5, width)) for part in parts]
     return [bound for ports in wanted if (bound := _bind_one(ports, is_v6)) is not None]
 
 

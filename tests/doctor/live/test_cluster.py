@@ -98,10 +98,11 @@ def mend_worker(pair: Pair) -> None:
 
 
 def block_ports(pair: Pair) -> None:
-    """What a security group does that knows only of Ray's own ports, and not of all of these."""
-    rule = ["iptables", "-I", "INPUT", "-p", "tcp", "-s", pair.head.internal_ip, "-m", "state", "--state", "NEW"]
-    for ports in ("32768:60999", str(OBJECT_MANAGER)):
-        pair.worker.run(*rule, "--dport", ports, "-j", "DROP")
+    """What a security group does that knows only of Ray's own ports, and on the worker not of all of these."""
+    for host, other in ((pair.worker, pair.head), (pair.head, pair.worker)):
+        rule = ["iptables", "-I", "INPUT", "-p", "tcp", "-s", other.internal_ip, "-m", "state", "--state", "NEW"]
+        for ports in ("32768:60999", *([str(OBJECT_MANAGER)] if host is pair.worker else [])):
+            host.run(*rule, "--dport", ports, "-j", "DROP")
 
 
 @pytest.fixture(scope="module")
@@ -198,17 +199,29 @@ def test_nothing_else_is_said_of_the_broken_host(told: dict[str, Any]):
     }
 
 
-def test_a_blocked_port_is_named_with_its_direction(told: dict[str, Any]):
-    closed = told["closed"]
-    found = finding(closed, "connection-timeout")
-    assert found["message"].startswith(f"From {told['head']} to {told['worker']} a TCP connection to port ")
-    assert f"{OBJECT_MANAGER} (Ray's object manager)" in found["message"]
-    (reach,) = [each for each in closed["reaches"] if each["source"] == told["head"]]
-    assert {port for port, how in reach["ports"].items() if how == "ok"} <= {str(NODE_MANAGER), "29500"}
-    (between,) = [each for each in closed["collectives"] if each["stage"] == "between"]
-    assert between["status"] != "ok"
-    assert any("all ranks" in each for each in closed["skipped"])
+def test_blocked_ports_are_named_with_their_direction(told: dict[str, Any]):
+    closed, head, worker = told["closed"], told["head"], told["worker"]
+    there, back = [each for each in closed["findings"] if each["code"] == "connection-timeout"]
+    assert there["message"].startswith(
+        f"From {head} to {worker} a TCP connection to port {OBJECT_MANAGER} (Ray's object manager)"
+    )
+    assert back["message"].startswith(f"From {worker} to {head} a TCP connection to port ")
+    assert str(OBJECT_MANAGER) not in back["message"]
+    for each, fixed in zip(closed["reaches"], ({NODE_MANAGER}, {NODE_MANAGER, OBJECT_MANAGER, 6379}), strict=True):
+        assert {int(port) for port, how in each["ports"].items() if how == "ok"} - {29500} == fixed
     assert closed["verdict"].startswith("Not ready (2 nodes): connection-timeout.")
+
+
+def test_an_all_reduce_that_hangs_is_ended_and_traced_back(told: dict[str, Any]):
+    within, between = (
+        {each["status"] for each in told["closed"]["collectives"] if each["stage"] == stage}
+        for stage in ("within", "between")
+    )
+    assert (within, between & {"ok"}) == ({"ok"}, set())
+    assert between
+    assert any("all ranks" in each for each in told["closed"]["skipped"])
+    failed = next(each for each in told["closed"]["findings"] if each["code"].startswith("collective-"))
+    assert "Most likely because of connection-timeout" in failed["message"]
 
 
 def test_a_node_that_is_gone_is_a_finding_and_no_hang(told: dict[str, Any]):
