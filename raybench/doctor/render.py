@@ -41,10 +41,11 @@ def _body(result: Result) -> Iterator[str]:
     if not findings:
         yield "  nothing found"
     for item in findings:
-        yield from _finding(item)
+        yield from finding_lines(item)
 
 
-def _finding(item: Finding) -> Iterator[str]:
+def finding_lines(item: Finding) -> Iterator[str]:
+    """A blank line, what was found, its evidence, and what to do."""
     yield ""
     yield from _wrapped(f"{item['severity'].upper()} {item['code']}: {item['message']}", "  ", "    ")
     if item["evidence"]:

@@ -199,12 +199,18 @@ def schedule_command(
     return Answer(text=text, document=document(0, **body))
 
 
-def doctor_command(arguments: Sequence[str]) -> Answer:
-    """What files of topology, NCCL logs and watchdog reports say; several are read as one story."""
+def doctor_command(arguments: Sequence[str], out: Path | None = None) -> Answer:
+    """What files of topology, NCCL logs and watchdog reports say, several as one story; without files, the cluster."""
+    if not arguments:
+        from raybench.doctor.live.command import live_command
+
+        return live_command(out)
+    if out is not None:
+        raise RequestError(f"-o: {str(out)!r} would be the environment for a cluster; leave the files away")
     from raybench.doctor.read import read_file, story
     from raybench.doctor.render import render
 
-    if not arguments or len(arguments) % 2:
+    if len(arguments) % 2:
         kinds = "|".join(DOCTOR_KINDS)
         raise RequestError(f"doctor: give pairs of {kinds} and FILE, such as: raybench doctor nccl job.log")
     pairs = list(zip(arguments[::2], map(Path, arguments[1::2]), strict=True))
