@@ -310,18 +310,125 @@ def schedule(
     return schedule_command(name, stages=stages, micro_batches=micro_batches, chunks=chunks, times=times, png=png)
 
 
+@app.command("comm")
+def comm(
+    operations: Annotated[
+        str | None,
+        typer.Option("--operations", metavar="A,B,…", help="Such as all-reduce or send-receive; all by default."),
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option("--sizes", metavar="MIN:MAX[:FACTOR]", help="8:8M:4 without GPUs, 8:1G:2 with, by default."),
+    ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            "--groups",
+            metavar="node,across,all,AXIS",
+            help="Ranks of a node, one of each node, all, or an axis of --layout; by default all that there are.",
+        ),
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", metavar="AXIS=N,…", help="Such as data=2,tensor=4: adds its axes.")
+    ] = None,
+    dtypes: Annotated[str | None, typer.Option("--dtypes", metavar="fp32,bf16", help="Both by default.")] = None,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks-per-node",
+            metavar="N",
+            parser=whole_number("--ranks-per-node", 1),
+            help="By default as many as GPUs, 2 without.",
+        ),
+    ] = None,
+    repeats: Repeats = None,
+    budget_s: Annotated[
+        float | None,
+        typer.Option(
+            "--budget-s",
+            metavar="N",
+            parser=seconds("--budget-s"),
+            help="Seconds of measuring, 60 without GPUs, 600 with; costs the largest sizes.",
+        ),
+    ] = None,
+    timeout_s: Annotated[
+        int | None,
+        typer.Option(
+            "--timeout-s",
+            metavar="N",
+            parser=whole_number("--timeout-s", 1),
+            help="Longest time of one operation's sizes.",
+        ),
+    ] = None,
+    link_gbps: Annotated[
+        float | None,
+        typer.Option(
+            "--link-gbps",
+            metavar="X",
+            parser=above_zero("--link-gbps", "Gbit/s"),
+            help="The link between nodes (on one node: within it); by default as its interface says.",
+        ),
+    ] = None,
+    nccl_env: Annotated[
+        str | None,
+        typer.Option(
+            "--nccl-env",
+            metavar="A,B,…",
+            help="Settings to compare, by name or file, or none; each in jobs of its own.",
+        ),
+    ] = None,
+    overlap: Annotated[
+        bool, typer.Option("--overlap/--no-overlap", help="Measure the largest size beside compute, too.")
+    ] = True,
+    by_size: Annotated[bool, typer.Option("--by-size", help="Print a line a size, not only one an operation.")] = False,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw it, too.")] = None,
+    results: Results = None,
+    launcher: Launcher = "ray",
+    as_json: Json = False,
+) -> Answer:
+    """How fast the network between the ranks is: latency and bandwidth, operation by operation, checked."""
+    from raybench.comm.command import CommRequest, comm_command
+    from raybench.comm.sweep import DEFAULT_ROUNDS, DEFAULT_TIMEOUT_S
+    from raybench.suite import request as asked
+
+    return comm_command(
+        CommRequest(
+            results=asked.default_results() if results is None else results,
+            operations=operations,
+            sizes=sizes,
+            groups=groups,
+            layout=layout,
+            dtypes=dtypes,
+            ranks_per_node=ranks_per_node,
+            num_rounds=repeats or DEFAULT_ROUNDS,
+            budget_s=budget_s,
+            timeout_s=timeout_s or DEFAULT_TIMEOUT_S,
+            link_gbps=link_gbps,
+            overlap=overlap,
+            nccl_env=nccl_env,
+            launcher=asked.check_launcher(launcher),
+            png=png,
+            by_size=by_size,
+        )
+    )
+
+
 @app.command("doctor")
 def doctor(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="topo|nccl|watchdog FILE …", help="Output of nvidia-smi topo -m, NCCL, or PyTorch."),
+        typer.Argument(metavar="[topo|nccl|watchdog FILE] …", help="Output of nvidia-smi topo -m, NCCL, or PyTorch."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="ENV_FILE", help="Write the environment to use, for --nccl-env."),
     ] = None,
     as_json: Json = False,
 ) -> Answer:
-    """What topologies, NCCL logs and watchdog reports say; several files are read as one story."""
+    """What is wrong with this cluster; or what topologies, NCCL logs and watchdog reports say, several as one story."""
     from raybench.suite.commands import doctor_command
 
-    return doctor_command(files or [])
+    return doctor_command(files or [], out)
 
 
 @app.command("traces")

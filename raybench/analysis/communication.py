@@ -29,11 +29,14 @@ COLUMNS = (
     "exposed_ns",
 )
 POINT_TO_POINT = ("send", "receive")
-HALF_RING = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
+HALF_RING = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 def bus_factor(kind: str, group_size: int) -> float:
-    """Bus bandwidth ÷ algorithm bandwidth of an operation, as nccl-tests defines it."""
+    """Bus bandwidth ÷ algorithm bandwidth of an operation, as nccl-tests defines it (its doc/PERFORMANCE.md).
+
+    All that a broadcast or a reduction to one rank moves leaves or enters that rank: no ring shares it out.
+    """
     if kind == "all_reduce":
         return 2 * (group_size - 1) / group_size
     return (group_size - 1) / group_size if kind in HALF_RING else 1.0

@@ -1,4 +1,4 @@
-"""Reads the results store: five tables as pandas frames, each read when it is asked for."""
+"""Reads the results store: its tables as pandas frames, each read when it is asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pandas as pd
 
@@ -25,10 +25,11 @@ Out = TypeVar("Out")
 
 
 class Results:
-    """The five tables of a results folder, or of some of its suites, as pandas frames.
+    """The tables of a results folder, or of some of its suites, as pandas frames.
 
     A frame is read when it is first asked for. Only complete rounds are in it: those with a row in `runs`, and
-    of a round recorded by several attempts the last one.
+    of a round recorded by several attempts the last one. Collective sweeps, which have no rows in `runs`, are in
+    `collectives` alone.
     """
 
     def __init__(self, folder: Folder, suite_ids: Iterable[str]) -> None:
@@ -67,6 +68,13 @@ class Results:
         """One row an operation of a rank in the instrumented steps."""
         return self._read("operations")
 
+    @cached_property
+    def collectives(self) -> pd.DataFrame:
+        """One row a size, round and case of the collective sweeps."""
+        names = [(suite, name) for suite in self.suite_ids for name in part_names(self.folder, suite, "collectives")]
+        pieces = [p for p in in_threads(lambda place: self._read_part("collectives", *place), names) if p is not None]
+        return frame_of("collectives", pieces)
+
     def summary(self) -> pd.DataFrame:
         """One tidy row a case."""
         from raybench.analysis.metrics import summary
@@ -84,9 +92,11 @@ class Results:
         None where the round has none, or they cannot be read.
         """
         name = self._names[key]
-        if name not in self._present(table, key[0]):
-            return None
-        relative = f"{table}/{key[0]}/{name}"
+        return self._read_part(table, key[0], name, columns) if name in self._present(table, key[0]) else None
+
+    def _read_part(self, table: str, suite: str, name: str, columns: Sequence[str] | None = None) -> Any:
+        """A part as an Arrow table, or None where it cannot be read."""
+        relative = f"{table}/{suite}/{name}"
         try:
             return open_part(self.folder, table, relative).read(columns)
         except NotAPartError as problem:
@@ -163,30 +173,39 @@ class Results:
             warnings.warn(f"results {self.folder}: {text}; left out", stacklevel=4)
 
 
-def load(results: str | Path | Folder = DEFAULT_RESULTS, suite: str | None = None) -> Results:
+def load(
+    results: str | Path | Folder = DEFAULT_RESULTS,
+    suite: str | None = None,
+    *,
+    of: Literal["runs", "collectives"] = "runs",
+) -> Results:
     """Read results: a folder, a suite_id in `results/`, or `folder@suite_id`.
+
+    Args:
+        of: what must be there: rounds of tracks (`runs`), or a collective sweep.
 
     Raises:
         StoreError: there are none, they cannot be read, or they are a newer raybench's.
     """
-    folder, suite = _resolve(results, suite)
-    found = folder.entries("runs")[0]
+    folder, suite = _resolve(results, suite, of)
+    found = folder.entries(of)[0]
     if suite is not None:
         if suite not in found:
             near = f" (it has {', '.join(found[-5:])})" if found else ""
             raise StoreError(f"results {folder}: there is no suite {suite!r} in it{near}")
         found = [suite]
     loaded = Results(folder, found)
-    if loaded.runs.empty:
+    if getattr(loaded, of).empty:
         why = f": {loaded.problems[0]}" if loaded.problems else ""
-        raise StoreError(f"results {folder}: there are no results in it{why}")
+        what = "results" if of == "runs" else "collective sweeps"
+        raise StoreError(f"results {folder}: there are no {what} in it{why}")
     return loaded
 
 
-def _resolve(results: str | Path | Folder, suite: str | None) -> tuple[Folder, str | None]:
+def _resolve(results: str | Path | Folder, suite: str | None, of: str) -> tuple[Folder, str | None]:
     """The folder and, where it is named, the suite that RESULTS means."""
     folder = open_folder(results)
-    if isinstance(results, Folder) or folder.is_folder("runs"):
+    if isinstance(results, Folder) or folder.is_folder(of):
         return folder, suite
     text = str(results)
     if suite is None:
@@ -194,7 +213,7 @@ def _resolve(results: str | Path | Folder, suite: str | None) -> tuple[Folder, s
         if at and place and name and "/" not in name:
             return open_folder(place), name
         usual = open_folder(DEFAULT_RESULTS)
-        if "/" not in text and usual.is_folder(f"runs/{text}"):
+        if "/" not in text and usual.is_folder(f"{of}/{text}"):
             return usual, text
     if not folder.exists():
         raise StoreError(f"results {folder}: is not a folder, a suite_id in results/, or FOLDER@SUITE_ID")
@@ -203,9 +222,9 @@ def _resolve(results: str | Path | Folder, suite: str | None) -> tuple[Folder, s
     return folder, suite
 
 
-def part_names(folder: Folder, suite_id: str) -> list[str]:
-    """Names of a suite's parts in `runs`."""
-    return [name for name in folder.entries(f"runs/{suite_id}")[1] if name.endswith(".parquet")]
+def part_names(folder: Folder, suite_id: str, table: str = "runs") -> list[str]:
+    """Names of a suite's parts in a table."""
+    return [name for name in folder.entries(f"{table}/{suite_id}")[1] if name.endswith(".parquet")]
 
 
 def in_threads(function: Callable[[In], Out], items: Sequence[In]) -> Iterator[Out]:

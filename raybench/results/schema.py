@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 SCHEMA_MAJOR = 1
-SCHEMA_MINOR = 1
+SCHEMA_MINOR = 2
 
 ColumnType = Literal["text", "int", "float", "bool", "timestamp"]
 Status = Literal["ok", "failed", "out_of_memory", "timeout", "crashed", "skipped"]
@@ -137,10 +137,55 @@ OPERATIONS: dict[str, ColumnType] = {
     "exposed_ns": "int",
 }
 
+COLLECTIVES: dict[str, ColumnType] = {
+    **_KEY,
+    "attempt": "int",
+    "started_at": "timestamp",
+    "status": "text",
+    "reason": "text",
+    "setting": "text",
+    "group": "text",
+    "kind": "text",
+    "dtype": "text",
+    "payload_bytes": "int",
+    "group_size": "int",
+    "num_groups": "int",
+    "num_nodes": "int",
+    "num_repeats": "int",
+    "time_ns": "int",
+    "p50_ns": "int",
+    "p95_ns": "int",
+    "p99_ns": "int",
+    "num_wrong": "int",
+    "algorithm_bandwidth_bytes_per_s": "float",
+    "bus_bandwidth_bytes_per_s": "float",
+    "interface": "text",
+    "link_bytes_per_s": "float",
+    "fraction_of_link": "float",
+    "network_bytes": "int",
+    "loopback_bytes": "int",
+    "overlap_slowdown": "float",
+    "overlap_compute_slowdown": "float",
+    "backend": "text",
+    "device": "text",
+    "device_memory_bytes": "int",
+    "nccl_version": "text",
+    "torch_version": "text",
+    "ray_version": "text",
+    "python_version": "text",
+    "raybench_version": "text",
+    "git_commit": "text",
+    "git_dirty": "bool",
+    "environment": "text",
+}
+
 TABLES: dict[str, dict[str, ColumnType]] = {
     "runs": RUNS,
     "ranks": RANKS,
     "steps": STEPS,
     "evaluations": EVALUATIONS,
     "operations": OPERATIONS,
+    "collectives": COLLECTIVES,
 }
+TRACK_TABLES = ("runs", "ranks", "steps", "evaluations", "operations")
+"""Those of rounds of tracks, each of which has its row in `runs`; `collectives` stands by itself."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from raybench.results.folder import Folder, Staged, StoreError, open_folder
 from raybench.results.parts import NotAPartError, check_suite_id, encode, file_name, open_part, round_of
-from raybench.results.schema import TABLES
+from raybench.results.schema import TRACK_TABLES
 
-ROUND_TABLES = tuple(table for table in TABLES if table != "runs")
+ROUND_TABLES = TRACK_TABLES[1:]
 
 
 class Writer:
@@ -42,13 +42,13 @@ class Writer:
         if self.folder.exists() and not self.folder.is_folder():
             raise StoreError(f"results {self.folder}: is not a folder")
         self._refuse_newer()
-        for table in TABLES:
+        for table in TRACK_TABLES:
             self.folder.make(self._place(table))
             self.folder.sweep(self._place(table))
         self.folder.probe(self._place("runs"))
         self._remove_orphans()
         self._rounds = self._read_rounds()
-        self._started = {table for table in TABLES if self._parts(table)}
+        self._started = {table for table in TRACK_TABLES if self._parts(table)}
 
     def write_round(
         self,
@@ -66,7 +66,7 @@ class Writer:
             StoreError: the folder cannot be written; nothing of the round is left in it.
             ValueError: an unknown table or column, a wrong type, or a round that was written before.
         """
-        if unknown := set(tables) - set(TABLES):
+        if unknown := set(tables) - set(TRACK_TABLES):
             raise ValueError(f"unknown tables {sorted(unknown)}")
         if len(tables.get("runs", ())) != 1:
             raise ValueError("runs: a round has exactly one row")
@@ -98,6 +98,18 @@ class Writer:
         self.folder.make(place)
         self.folder.stage(f"{place}/rank_{rank}.json.gz", data).commit()
 
+    def write_hang(self, track: str, case: str, round: int, attempt: int, files: Mapping[str, str]) -> str:
+        """Keep what was captured of a round that hung, a text a file; returns the folder within the results.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        place = f"hangs/{self.suite_id}/{track}/{case}/{attempt}-{round}"
+        self.folder.make(place)
+        for name, text in files.items():
+            self.folder.stage(f"{place}/{name}", text.encode()).commit()
+        return place
+
     def _write(self, name: str, parts: Mapping[str, Any], superseded: list[str]) -> None:
         """Stage every part, where a full disk shows; then let them appear, `runs` last."""
         staged: dict[str, Staged] = {}
@@ -118,7 +130,7 @@ class Writer:
     def _remove(self, names: Sequence[str]) -> None:
         """Remove rounds, beginning with what says that they are complete."""
         for name in names:
-            for table in TABLES:
+            for table in TRACK_TABLES:
                 self.folder.remove(self._place(table, name))
 
     def _place(self, table: str, name: str = "") -> str:

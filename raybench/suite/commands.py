@@ -96,7 +96,7 @@ def check_writable(results: str) -> None:
 @contextmanager
 def _suite_folders(request: Request, suite_id: str) -> Iterator[None]:
     """Make a new suite's folders before anything starts, so that what is wrong with the store shows then."""
-    from raybench.results.schema import TABLES
+    from raybench.results.schema import TRACK_TABLES
     from raybench.results.store import Writer
 
     if request.resume is None:
@@ -104,7 +104,7 @@ def _suite_folders(request: Request, suite_id: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for table in () if "://" in request.results else TABLES:
+        for table in () if "://" in request.results else TRACK_TABLES:
             with suppress(OSError):
                 (Path(request.results) / table / suite_id).rmdir()  # only where it stayed empty
 
@@ -199,12 +199,18 @@ def schedule_command(
     return Answer(text=text, document=document(0, **body))
 
 
-def doctor_command(arguments: Sequence[str]) -> Answer:
-    """What files of topology, NCCL logs and watchdog reports say; several are read as one story."""
+def doctor_command(arguments: Sequence[str], out: Path | None = None) -> Answer:
+    """What files of topology, NCCL logs and watchdog reports say, several as one story; without files, the cluster."""
+    if not arguments:
+        from raybench.doctor.live.command import live_command
+
+        return live_command(out)
+    if out is not None:
+        raise RequestError(f"-o: {str(out)!r} would be the environment for a cluster; leave the files away")
     from raybench.doctor.read import read_file, story
     from raybench.doctor.render import render
 
-    if not arguments or len(arguments) % 2:
+    if len(arguments) % 2:
         kinds = "|".join(DOCTOR_KINDS)
         raise RequestError(f"doctor: give pairs of {kinds} and FILE, such as: raybench doctor nccl job.log")
     pairs = list(zip(arguments[::2], map(Path, arguments[1::2]), strict=True))

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from raybench.results.schema import Status
 from raybench.suite.attempt import Attempt, Blame, Round
-from raybench.suite.job import Job
+from raybench.suite.job import RankJob
 from raybench.suite.launch import Launched, Launcher, Placement
 from raybench.worker.messages import CaseRefused, Message, RoundBegun
 
@@ -84,7 +84,7 @@ class JobRun:
 
     def run(
         self,
-        make_job: Callable[[tuple[str, int], str], Job],
+        make_job: Callable[[tuple[str, int], str], RankJob],
         placement: Placement,
         *,
         launcher: Launcher,

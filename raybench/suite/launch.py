@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from raybench.suite.job import Job
+from raybench.suite.job import RankJob
 from raybench.worker.main import LOOP
 
 
@@ -43,7 +43,7 @@ class Launched(Protocol):
 class Launcher(Protocol):
     """One way of starting jobs."""
 
-    def start(self, job: Job, placement: Placement) -> Launched:
+    def start(self, job: RankJob, placement: Placement) -> Launched:
         """Have `raybench.worker.main.run` called on every rank of `job`; returns at once."""
 
 

@@ -20,7 +20,7 @@ from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2.api.exceptions import WorkerGroupError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from raybench.suite.job import Job
+from raybench.suite.job import RankJob, read_job
 from raybench.suite.launch import Placement
 from raybench.worker.identity import Identity
 from raybench.worker.main import GROUP_TIMEOUT_S, LOOP, run, wait_until_done
@@ -47,14 +47,14 @@ class RayLauncher:
     def __init__(self, *, loop: str = LOOP) -> None:
         self._loop = loop
 
-    def start(self, job: Job, placement: Placement) -> RayJob:
+    def start(self, job: RankJob, placement: Placement) -> RayJob:
         return RayJob(job, placement, self._loop)
 
 
 class RayJob:
     """A job under Ray Train, in a thread of its own."""
 
-    def __init__(self, job: Job, placement: Placement, loop: str) -> None:
+    def __init__(self, job: RankJob, placement: Placement, loop: str) -> None:
         self._end: str | None = None
         self._storage = tempfile.mkdtemp(prefix="raybench-ray-")
         self._trainer = _Trainer(
@@ -120,7 +120,7 @@ def _run_rank(config: dict[str, str]) -> None:
         local_rank=context.get_local_rank(),
         node=ray.util.get_node_ip_address(),
     )
-    run(Job.model_validate_json(config["job"]), identity, loop=config["loop"])
+    run(read_job(config["job"]), identity, loop=config["loop"])
 
 
 def _one_line(error: BaseException) -> str:

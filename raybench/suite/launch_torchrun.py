@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from raybench.suite import processes
-from raybench.suite.job import Job
+from raybench.suite.job import RankJob
 from raybench.suite.launch import Placement
 from raybench.worker.main import LOOP, threads_per_rank
 
@@ -27,14 +27,14 @@ class TorchrunLauncher:
     def __init__(self, *, loop: str = LOOP) -> None:
         self._loop = loop
 
-    def start(self, job: Job, placement: Placement) -> TorchrunJob:
+    def start(self, job: RankJob, placement: Placement) -> TorchrunJob:
         return TorchrunJob(job, placement.num_ranks, self._loop)
 
 
 class TorchrunJob:
     """A job under torchrun."""
 
-    def __init__(self, job: Job, num_ranks: int, loop: str) -> None:
+    def __init__(self, job: RankJob, num_ranks: int, loop: str) -> None:
         self._end: str | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="raybench-torchrun-"))
         job_file = self._folder / "job.json"

@@ -110,7 +110,7 @@ def describe_nccl() -> dict[str, Any]:
         RequestError: the cluster chose a name that is not known.
     """
     from raybench.suite.nccl_env import VARIABLE, load_environments, resolve, selected, settings_of
-    from raybench.suite.rows import inherited
+    from raybench.suite.rows import inherited_settings
 
     chosen, known = selected(), load_environments()
     settings: list[dict[str, Any]] = []
@@ -126,7 +126,7 @@ def describe_nccl() -> dict[str, Any]:
         "chosen": chosen,
         "title": known[chosen].title if chosen in known else None,
         "settings": settings,
-        "inherited": {name: value for name, value in inherited().items() if name not in names},
+        "inherited": {name: value for name, value in inherited_settings().items() if name not in names},
         "known": list(known),
     }
 

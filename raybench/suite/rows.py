@@ -91,8 +91,8 @@ class RowMaker:
         known = {column: value for column, value in measured.items() if value is not None}
         return {
             **self._workload(case),
-            **self._versions(),
-            **self._device(),
+            **version_columns(self.cluster, self.launcher),
+            **device_columns(self._nodes(), self.plan.backend),
             "gate": "not_run",
             "num_nodes": num_nodes,
             "started_at": started_at or datetime.now(UTC),
@@ -146,29 +146,6 @@ class RowMaker:
             "num_steps": measure.num_steps,
         }
 
-    def _versions(self) -> Row:
-        code, versions = this_code(), self.cluster.versions
-        return {
-            "torch_version": versions["torch"],
-            "ray_version": versions["ray"] if self.launcher == "ray" else None,
-            "python_version": versions["python"],
-            "raybench_version": versions["raybench"],
-            "git_commit": code.git_commit,
-            "git_dirty": code.git_dirty,
-        }
-
-    def _device(self) -> Row:
-        nodes = self._nodes()
-        if self.plan.backend == "nccl":
-            gpus = [gpu for node in nodes for gpu in node.gpus]
-            sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
-            names = {gpu.name for gpu in gpus}
-            memory = min(sizes, default=None)
-        else:
-            names = {node.cpu_model for node in nodes}
-            memory = None
-        return {"backend": self.plan.backend, "device": ", ".join(sorted(names)), "device_memory_bytes": memory}
-
     def _nodes(self) -> Sequence[Node]:
         """The nodes that the track's ranks are placed on, or all where nothing is placed."""
         if self.plan.placement is None:
@@ -180,29 +157,60 @@ class RowMaker:
         placement = self.plan.placement
         return {
             "launcher": self.launcher,
-            "nodes": [
-                {
-                    "address": node.address,
-                    "host": node.host,
-                    "cpu_model": node.cpu_model,
-                    "num_cpus": node.num_cpus,
-                    "memory_bytes": node.memory_bytes,
-                    "gpus": [gpu.name for gpu in node.gpus],
-                    "interface": node.interface,
-                }
-                for node in self._nodes()
-            ],
+            "nodes": described_nodes(self._nodes()),
             "ranks_share_cores": self.plan.shares_cores,
             "tensor_groups_across_nodes": self.plan.num_crossing(case),
             "cpus_per_rank": None if placement is None else placement.cpus_per_rank,
             "nccl_env": dict(self.nccl_env),
-            "inherited_nccl_env": inherited(),
+            "inherited_nccl_env": inherited_settings(),
             "options": dict(case.options),
             "source_hash": this_code().source_hash,
         }
 
 
-def inherited() -> dict[str, str]:
+def version_columns(cluster: Cluster, launcher: str) -> Row:
+    """The columns that say which code ran."""
+    code, versions = this_code(), cluster.versions
+    return {
+        "torch_version": versions["torch"],
+        "ray_version": versions["ray"] if launcher == "ray" else None,
+        "python_version": versions["python"],
+        "raybench_version": versions["raybench"],
+        "git_commit": code.git_commit,
+        "git_dirty": code.git_dirty,
+    }
+
+
+def device_columns(nodes: Sequence[Node], backend: str) -> Row:
+    """The columns that say what the ranks on these nodes compute with."""
+    if backend == "nccl":
+        gpus = [gpu for node in nodes for gpu in node.gpus]
+        sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
+        names = {gpu.name for gpu in gpus}
+        memory = min(sizes, default=None)
+    else:
+        names = {node.cpu_model for node in nodes}
+        memory = None
+    return {"backend": backend, "device": ", ".join(sorted(names)), "device_memory_bytes": memory}
+
+
+def described_nodes(nodes: Sequence[Node]) -> list[dict[str, Any]]:
+    """Nodes as `environment` holds them."""
+    return [
+        {
+            "address": node.address,
+            "host": node.host,
+            "cpu_model": node.cpu_model,
+            "num_cpus": node.num_cpus,
+            "memory_bytes": node.memory_bytes,
+            "gpus": [gpu.name for gpu in node.gpus],
+            "interface": node.interface,
+        }
+        for node in nodes
+    ]
+
+
+def inherited_settings() -> dict[str, str]:
     """Settings of NCCL and gloo that were in the environment already: file paths and names, never secrets."""
     return {key: value for key, value in sorted(os.environ.items()) if key.startswith(("NCCL_", "GLOO_"))}
 

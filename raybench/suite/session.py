@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from raybench.errors import RequestError
 from raybench.models.sources import UnreachableError
@@ -16,7 +18,7 @@ from raybench.suite.interrupts import orderly
 from raybench.suite.means import Means
 from raybench.suite.plan import TrackPlan, plan_track, skip_track
 from raybench.suite.progress import Progress
-from raybench.suite.request import Request
+from raybench.suite.request import LauncherName, Request
 from raybench.suite.resume import Recorded, find_suite, read_suite
 from raybench.suite.rows import RowMaker
 from raybench.suite.sources import prepare_text, with_sources
@@ -37,8 +39,10 @@ def prepare(request: Request, cluster: Cluster) -> Prepared:
     """Plan every track of a request for a cluster.
 
     Raises:
-        RequestError: a track needs a key on a cluster without GPUs that it does not have.
+        RequestError: a track needs a key on a cluster without GPUs that it does not have, or nsys has nothing to watch.
     """
+    if request.with_nsys and not cluster.num_gpus:
+        raise RequestError("--nsys: this cluster has no GPU that nsys could watch (use --trace)")
     scale = request.scale or cluster.default_scale
     asked = request.tracks(scale)
     plans = tuple(_plan(track, named, request, cluster, alone=len(asked) == 1) for track, named in asked)
@@ -49,6 +53,8 @@ def prepare(request: Request, cluster: Cluster) -> Prepared:
                 "rank may take (such as 256)"
             )
     notes = []
+    if request.with_nsys:
+        notes.append(f"nsys: its reports are on every node in Ray's logs, here {nsys_folder()}")
     if scale == "full" and not cluster.num_gpus:
         notes.append("scale full without GPUs: these are sizes for GPUs, a step may take minutes")
     for plan in plans:
@@ -73,16 +79,32 @@ def _plan(track: ResolvedTrack, named: Sequence[str], request: Request, cluster:
 @contextmanager
 def connected(request: Request) -> Iterator[Cluster]:
     """The cluster that the request is for; an embedded Ray is shut down at the end."""
-    if request.launcher == "torchrun":
+    with connected_by(request.launcher, with_nsys=request.with_nsys) as cluster:
+        yield cluster
+
+
+@contextmanager
+def connected_by(launcher: LauncherName, *, with_nsys: bool = False) -> Iterator[Cluster]:
+    """The cluster on which a launcher starts jobs; an embedded Ray is shut down at the end."""
+    if launcher == "torchrun":
         with orderly():
             yield probe_local()
         return
     from raybench.suite.embedded import connect
 
-    if request.with_nsys:  # else raylets end nsys with its worker, before it has written its report
+    if with_nsys:  # else raylets end nsys with its worker, before it has written its report
         os.environ.setdefault("RAY_process_group_cleanup_enabled", "0")
+        # Ray starts nsys around the `python` that its PATH has.
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     with orderly(), connect(), orderly():
         yield probe_ray()
+
+
+def nsys_folder() -> Path:
+    """Where Ray lets nsys write its reports on this node."""
+    import ray
+
+    return Path(ray._private.worker._global_node.get_logs_dir_path()) / "nsight"
 
 
 def drive(request: Request, prepared: Prepared, progress: Progress, *, suite_id: str) -> tuple[str, Outcome]:

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from raybench.results.schema import Status
-from raybench.suite.attempt import Attempt, Round
+from raybench.suite.attempt import Attempt, Blame, Place, Round
+from raybench.suite.capture import capture
 from raybench.suite.job import Job, RoundKey
 from raybench.suite.job_run import Broken, JobRun, one_line
 from raybench.suite.means import Means
@@ -244,7 +245,7 @@ class TrackRun:
     def _offend(self, state: CaseState, broken: Broken) -> None:
         """The row of the case that broke its job, with what each of its ranks did last."""
         attempt, blame = self._last, broken.blame
-        place = (str(blame.case), blame.round or 0)
+        place: Place = (str(blame.case), blame.round or 0)
         members = attempt.members.get(place, set())
         ranks = []
         for rank in sorted(members):
@@ -252,16 +253,25 @@ class TrackRun:
             operation = broken.last_operations.get(rank) if fault is None else fault.last_operation
             stack = fault.stack if isinstance(fault, RankFailed) else None
             ranks.append({**rank_row(rank, attempt.hellos), "last_operation": operation, "stack": stack})
+        reason = self._capture(place, members, blame) if blame.status == "timeout" else blame.reason
         self._end_case(
             state,
             blame.status,
-            blame.reason,
+            reason,
             attempt=self.attempt,
             round=place[1],
             hellos=_hellos(attempt, members),
             ranks=ranks,
             started_at=attempt.begun_at.get(place),
         )
+
+    def _capture(self, place: Place, members: Collection[int], blame: Blame) -> str:
+        """Keep what the ranks of a round that hung told; returns who did not come to what, and where it is kept."""
+        found = capture(self._last, members)
+        if found is None:
+            return blame.reason
+        folder = self.means.store.write_hang(self.name, *place, self.attempt, found.files)
+        return f"{found.sentence or blame.reason} (captured in {folder})"
 
     def _end_case(
         self,

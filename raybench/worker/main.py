@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Event
 
-from raybench.suite.job import Job
+from raybench.suite.job import RankJob, read_job
 from raybench.worker.identity import Identity
 from raybench.worker.network import choose_interface
 from raybench.worker.presence import Presence
@@ -26,7 +26,7 @@ GROUP_TIMEOUT_S = 1800
 _done = Event()
 
 
-def run(job: Job, identity: Identity, *, loop: str = LOOP) -> None:
+def run(job: RankJob, identity: Identity, *, loop: str = LOOP) -> None:
     """Do this rank's part of `job`, in a process group that is made here unless it is there already.
 
     The driver hears from the rank itself, from its first word to its last.
@@ -54,7 +54,7 @@ def wait_until_done(timeout_s: float) -> None:
     _done.wait(timeout_s)
 
 
-def _share_cores(job: Job) -> None:
+def _share_cores(job: RankJob) -> None:
     """Give this process its share of the node's cores, unless the job says how many threads to use."""
     import torch
 
@@ -76,7 +76,7 @@ def num_cores() -> int:
         return os.cpu_count() or 1
 
 
-def _join_group(job: Job, identity: Identity) -> None:
+def _join_group(job: RankJob, identity: Identity) -> None:
     import torch
     from torch import distributed
 
@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> None:
     # see to it that they end.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     environment = os.environ
-    job = Job.model_validate_json(Path(arguments[0]).read_bytes())
+    job = read_job(Path(arguments[0]).read_bytes())
     identity = Identity(
         rank=int(environment["RANK"]),
         world_size=int(environment["WORLD_SIZE"]),

@@ -36,7 +36,11 @@ class Groups:
         keys += [pair for place in places for pair in channel_ranks(layout, ranks, place)]
         parts = [size for size in range(2, layout.tensor) if layout.tensor % size == 0]
         keys += [tuple(ranks[at : at + size]) for size in parts for at in range(0, layout.num_ranks, size)]
-        for key in keys:
+        self.create_each(keys)
+
+    def create_each(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """Make what is not there yet of these groups, by their ranks. Every rank of the job has to call, likewise."""
+        for key in groups:
             if len(key) > 1 and key not in self._groups:
                 self._groups[key] = dist.new_group(list(key), timeout=self._timeout, sort_ranks=False)
 

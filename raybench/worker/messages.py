@@ -45,6 +45,8 @@ class RoundRows:
     steps: list[Row] = field(default_factory=list)
     evaluations: list[Row] = field(default_factory=list)
     operations: list[Row] = field(default_factory=list)
+    collectives: list[Row] = field(default_factory=list)
+    """Of a collective sweep, which has these alone: what the rank timed, by size."""
     trace: bytes | None = None
     """The profiler's file, where the round was traced."""
 
@@ -74,6 +76,10 @@ class RankFailed:
     stack: str | None
     culprit: bool = True
     """False where the rank only follows another one: a peer that closed its connection, an order to stop."""
+    history: tuple[tuple[float, str], ...] = ()
+    """Its last operations, the oldest first, each with the seconds for which it was the last one told."""
+    flight: str | None = None
+    """JSON of torch's flight recorder, from a rank that hangs (`worker.flight`)."""
 
 
 @dataclass(frozen=True)

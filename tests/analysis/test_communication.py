@@ -121,4 +121,6 @@ def test_a_failed_case_has_no_split(tmp_path: Path) -> None:
 def test_bus_factors_are_those_of_the_field() -> None:
     assert bus_factor("all_reduce", 4) == 1.5
     assert bus_factor("all_gather", 4) == bus_factor("reduce_scatter", 4) == 0.75
-    assert bus_factor("send", 2) == 1.0
+    assert bus_factor("all_to_all", 4) == 0.75
+    assert bus_factor("broadcast", 4) == bus_factor("reduce", 4) == 1.0
+    assert bus_factor("send", 2) == bus_factor("send_receive", 4) == 1.0

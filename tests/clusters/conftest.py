@@ -17,14 +17,19 @@ from tests.testbed.namespaces import why_unavailable
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def bed() -> Iterator[Testbed]:
-    """Hosts, a laptop and a cloud; skipped where the machine cannot make them, but never in CI."""
-    reason = why_unavailable()
+def require_testbed(*packages: str) -> None:
+    """Skip where the machine cannot make hosts, or has not the packages that a test needs besides, but never in CI."""
+    reason = why_unavailable(*packages)
     if reason:
         if os.environ.get("CI") == "true":
             pytest.fail(f"the testbed must work in CI: {reason}")
         pytest.skip(reason)
+
+
+@pytest.fixture
+def bed() -> Iterator[Testbed]:
+    """Hosts, a laptop and a cloud."""
+    require_testbed()
     with Testbed() as testbed:
         yield testbed
     assert not testbed.failures

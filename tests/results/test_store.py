@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import raybench
 from raybench.errors import RequestError
 from raybench.results.parts import DTYPES
-from raybench.results.schema import TABLES
+from raybench.results.schema import TABLES, TRACK_TABLES
 from raybench.results.store import (
     StoreError,
     Writer,
@@ -58,7 +58,7 @@ def visible(folder: Path) -> list[Path]:
     return sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", TRACK_TABLES)
 def test_pandas_pyarrow_and_duckdb_read_alike(store: Path, table: str) -> None:
     by_pandas = pd.read_parquet(str(store / table))
     arrow = ds.dataset(str(store / table)).to_table()
@@ -123,7 +123,7 @@ NUMBERS = {
 }
 
 
-@given(data=st.data(), table=st.sampled_from(sorted(TABLES)))
+@given(data=st.data(), table=st.sampled_from(TRACK_TABLES))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_row_comes_back_as_it_was_written(
     data: st.DataObject, table: str, tmp_path_factory: pytest.TempPathFactory

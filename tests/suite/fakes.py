@@ -88,6 +88,7 @@ class MemoryStore:
 
     def __init__(self, *, fail_after: int | None = None) -> None:
         self.rounds: list[dict[str, Any]] = []
+        self.hangs: dict[str, Mapping[str, str]] = {}
         self.fail_after = fail_after
 
     def write_round(
@@ -96,6 +97,11 @@ class MemoryStore:
         if self.fail_after is not None and len(self.rounds) >= self.fail_after:
             raise StoreError("results r: cannot be written (No space left on device)")
         self.rounds.append({"track": track, "case": case, "attempt": attempt, "round": round, **tables})
+
+    def write_hang(self, track: str, case: str, round: int, attempt: int, files: Mapping[str, str]) -> str:
+        place = f"hangs/{track}/{case}/{attempt}-{round}"
+        self.hangs[place] = files
+        return place
 
     def runs(self, case: str | None = None) -> list[dict[str, Any]]:
         return [row for r in self.rounds for row in r["runs"] if case in (None, r["case"])]
@@ -190,7 +196,7 @@ class World:
                 continue
             if count == self.budget_rounds:
                 break
-            ranks = job.track.case(key.case).layout.num_ranks
+            ranks = self.num_ranks(job, key.case)
             place = (key.case, key.round)
             begun = [RoundBegun(rank, key.case, key.round, ranks) for rank in range(ranks)]
             match self.parts.get(place, "ok"):
@@ -228,6 +234,10 @@ class World:
                     self.end = None
             return script
         return [*script, *(Farewell(rank) for rank in range(job.world_size))]
+
+    def num_ranks(self, job: Job, case: str) -> int:
+        """Ranks that take part in a case."""
+        return job.track.case(case).layout.num_ranks
 
     def _rows(self, rank: int, case: str, round: int, num_ranks: int) -> RoundRows:
         run = {"gate": "passed", "gate_scope": "full", "gate_worst_error": 1e-7, "window_ns": 10**9, "tokens": 500}

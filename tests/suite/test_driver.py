@@ -101,14 +101,19 @@ def test_a_lost_rank_ends_its_case_alone_and_the_row_says_what_every_rank_did():
     ("part", "status", "reason"),
     [
         ("oom", "out_of_memory", "rank 1: no memory (last: all-reduce)"),
-        ("late", "timeout", "rank 0: late (last: all-reduce)"),
-        ("hang", "timeout", "no rank ended itself at the time-out of 1 s, nor later within 0.3 s"),
+        ("late", "timeout", "rank 0: late (last: all-reduce) (captured in hangs/t/one/1-1)"),
+        (
+            "hang",
+            "timeout",
+            "no rank ended itself at the time-out of 1 s, nor later within 0.3 s (captured in hangs/t/one/1-1)",
+        ),
         ("quit", "crashed", "the controller died"),
     ],
 )
 def test_what_ends_a_case_is_its_status_and_reason(part: str, status: str, reason: str):
     outcome, store = drive(World({("one", 1): part}), make_track(THREE))
     assert [(row["status"], row["reason"]) for row in store.runs("one")] == [(status, reason)]
+    assert list(store.hangs) == (["hangs/t/one/1-1"] if status == "timeout" else [])
     assert store.statuses("two") == store.statuses("three") == ["ok"] * 3
     assert outcome.exit_code == 1
 

@@ -1,0 +1,290 @@
+"""A sweep as a reader sees it: a table on the terminal, a figure, and rows for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from raybench.analysis.alpha_beta import Line
+from raybench.analysis.communication import bus_factor
+from raybench.report.text import MISSING, count, known, number, percent, plain, rate, size, words
+
+PLACE = ["setting", "group", "dtype"]
+SHADES = {
+    "all_reduce": "#0969da",
+    "reduce_scatter": "#1b7c83",
+    "all_gather": "#1a7f37",
+    "all_to_all": "#8250df",
+    "broadcast": "#bf8700",
+    "send": "#bc4c00",
+    "send_receive": "#cf222e",
+}
+UNKNOWN = float("nan")
+MARKS = {"fp32": ("o", "-"), "bf16": ("s", "--")}
+
+
+def microseconds(nanoseconds: Any) -> str:
+    return number(nanoseconds / 1e3) if known(nanoseconds) else MISSING
+
+
+def table(measured: pd.DataFrame, fitted: pd.DataFrame, *, by_size: bool) -> RenderableType:
+    """A table for each setting, group and type; a line an operation, or one a size.
+
+    Args:
+        measured: as `raybench.analysis.links.sizes` gives it.
+        fitted: as `links` gives it.
+    """
+    blocks: list[RenderableType] = []
+    for (setting, group, dtype), part in measured.groupby(PLACE, sort=False):
+        first = part[part.group_size.notna()]
+        where = _where(first.iloc[0]) if len(first) else "nothing measured"
+        title = Text.assemble(
+            (f"{group} {dtype}", "bold"), (f"  {where}", "dim"), "" if _is_alone(measured) else f"  {plain(setting)}"
+        )
+        own = fitted[(fitted.setting == setting) & (fitted.group == group) & (fitted.dtype == dtype)]
+        blocks += [title, _by_size(part) if by_size else _by_operation(part, own)]
+        for row in _unmeasured(part):
+            blocks.append(Text(f" {row.kind}: {words(row.status)}: {plain(row.reason)}", style="yellow"))
+    return Group(*blocks)
+
+
+def _is_alone(measured: pd.DataFrame) -> bool:
+    return bool(measured.setting.nunique() == 1)
+
+
+def _where(row: Any) -> str:
+    groups = "" if row.num_groups == 1 else f"{int(row.num_groups)} groups at once, each of "
+    link = f", link {rate(row.link_bytes_per_s)}" if known(row.link_bytes_per_s) else ""
+    ranks, nodes = count(int(row.group_size), "rank"), count(int(row.num_nodes), "node")
+    return f"{groups}{ranks} on {nodes}, {row.backend}{link}"
+
+
+def _unmeasured(part: pd.DataFrame) -> list[Any]:
+    """Of every operation the first row that has no time and should; what the budget left out, the legend says."""
+    rows = part[(part.status != "ok") & ((part.status != "skipped") | part.payload_bytes.isna())]
+    return list(rows.drop_duplicates("kind").itertuples())
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    cell: Callable[[Any], str]
+    rank: int = 0
+    """Columns of the highest rank go first where the terminal is too narrow."""
+
+
+TIMES = (
+    _Column("wrong", lambda row: number(row.num_wrong)),
+    _Column("p50\nµs", lambda row: microseconds(row.p50_ns)),
+    _Column("p95\nµs", lambda row: microseconds(row.p95_ns), 2),
+    _Column("p99\nµs", lambda row: microseconds(row.p99_ns), 1),
+    _Column("algbw\nGB/s", lambda row: _gigabytes(row.algorithm_bandwidth_bytes_per_s), 3),
+    _Column("busbw\nGB/s", lambda row: _gigabytes(row.bus_bandwidth_bytes_per_s)),
+    _Column("% of\nlink", lambda row: percent(row.fraction_of_link, 0)),
+    _Column("sent\n× S", lambda row: _sent(row), 1),
+    _Column("beside\ncomp.", lambda row: _times(row.overlap_slowdown), 4),
+    _Column("comp.\nbeside", lambda row: _times(row.overlap_compute_slowdown), 4),
+    _Column("×\nfirst", lambda row: number(row.speedup)),
+)
+SIZE = (
+    _Column("operation", lambda row: str(row.kind)),
+    _Column("size", lambda row: short_size(row.payload_bytes)),
+)
+FIT = (
+    _Column("operation", lambda row: str(row.kind)),
+    _Column("α\nµs", lambda row: microseconds(row.alpha_s * 1e9)),
+    _Column("fitted\nGB/s", lambda row: _gigabytes(row.fitted)),
+    _Column("±", lambda row: percent(row.fitted_error, 0 if row.fitted_error > 0.1 else 1), 3),
+    _Column("fit\nerror", lambda row: percent(row.fit_error, 0), 3),
+    _Column("largest", lambda row: short_size(row.payload_bytes)),
+)
+
+
+def _by_operation(part: pd.DataFrame, fitted: pd.DataFrame) -> RenderableType:
+    """A line an operation: the fit, and what its largest size took."""
+    rows = []
+    for kind, sizes in part.groupby("kind", sort=False):
+        timed = sizes[sizes.time_ns.notna()]
+        if timed.empty:
+            continue
+        lines = fitted[fitted.kind == kind]
+        row = timed.iloc[-1].copy()
+        row["num_wrong"] = sizes.num_wrong.sum()
+        row["alpha_s"] = lines.alpha_s.iloc[0] if len(lines) else UNKNOWN
+        row["fitted"] = lines.bus_bandwidth_bytes_per_s.iloc[-1] if len(lines) else UNKNOWN
+        row["fitted_error"] = lines.bus_bandwidth_error.iloc[-1] if len(lines) else UNKNOWN
+        row["fit_error"] = lines.fit_error.max() if len(lines) else UNKNOWN
+        rows.append(row)
+    return _Fitting((*FIT, *TIMES), rows)
+
+
+def _by_size(part: pd.DataFrame) -> RenderableType:
+    """A line a size, as nccl-tests prints them."""
+    return _Fitting((*SIZE, *TIMES), list(part[part.payload_bytes.notna()].itertuples()))
+
+
+class _Fitting:
+    """A table without the columns that say nothing, or for which the terminal has no room."""
+
+    def __init__(self, columns: Sequence[_Column], rows: Sequence[Any]) -> None:
+        self._rows = rows
+        self._columns = [c for c in columns if any(c.cell(row) not in (MISSING, "") for row in rows)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        for highest in range(max((c.rank for c in self._columns), default=0), -1, -1):
+            grid = self._grid([c for c in self._columns if c.rank <= highest])
+            if console.measure(grid, options=options.update(max_width=1000)).maximum <= options.max_width:
+                break
+        yield grid
+
+    def _grid(self, columns: Sequence[_Column]) -> Table:
+        grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for place, column in enumerate(columns):
+            grid.add_column(column.title, justify="right" if place else "left", no_wrap=True)
+        for row in self._rows:
+            grid.add_row(*(column.cell(row) for column in columns))
+        return grid
+
+
+def _gigabytes(bytes_per_s: Any) -> str:
+    if not known(bytes_per_s):
+        return MISSING
+    return number(bytes_per_s / 1e9) if bytes_per_s >= 1e6 else f"{bytes_per_s / 1e9:.0e}"
+
+
+def short_size(num_bytes: Any) -> str:
+    """Without decimals that say nothing."""
+    return size(int(num_bytes)).replace(".00 ", " ").replace(".0 ", " ") if known(num_bytes) else MISSING
+
+
+def _times(ratio: Any) -> str:
+    return f"{number(ratio)}×" if known(ratio) else MISSING
+
+
+def _sent(row: Any) -> str:
+    """What the interfaces sent for one operation, as a multiple of its payload."""
+    told = [value for value in (row.network_bytes, row.loopback_bytes) if known(value)]
+    return number(sum(told) / row.payload_bytes) if told and known(row.payload_bytes) else MISSING
+
+
+LEGEND = (
+    "α, fitted: time = α + factor · S ÷ bandwidth, of the smallest and the largest range of sizes; ±: standard error",
+    "algbw = S ÷ time, busbw = algbw × nccl-tests' factor; send: one hop, send_receive: both ways at once",
+    "sent × S: bytes that the nodes' interfaces sent, all ranks together, ÷ payload (shared memory and RDMA show none)",
+    "beside compute, compute beside: how many times longer each takes while the other runs",
+)
+
+
+def legend(measured: pd.DataFrame) -> list[str]:
+    """What the columns mean, and what a reader could take for more than it is."""
+    lines = list(LEGEND if measured.overlap_slowdown.notna().any() else LEGEND[:3])
+    if not _is_alone(measured):
+        lines.append(f"× first: time under {plain(measured.setting.iloc[0])} ÷ time here, paired by round")
+    above = measured[(measured.fraction_of_link > 1).fillna(False)]
+    for (group, kind), _ in above.groupby(["group", "kind"], sort=False):
+        lines.append(
+            f"{group} {kind}: its bus bandwidth is above the link, so it is no speed of a wire: a tree, a reduction in "
+            "the network, or ranks of one node that share what crosses it move fewer bytes than a ring would, and a "
+            "shaped link lets bursts through"
+        )
+    short = measured[(measured.status == "skipped") & measured.payload_bytes.notna()]
+    if len(short):
+        lines.append(f"{count(len(short), 'size')} left out for the budget, the largest of each operation first")
+    return lines
+
+
+def as_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as plain data; unknown is null, times are in nanoseconds unless their name says otherwise."""
+    return [
+        {str(name): value if known(value) else None for name, value in row.items()} for row in frame.to_dict("records")
+    ]
+
+
+def draw(measured: pd.DataFrame, fitted: pd.DataFrame, path: Path) -> None:
+    """Time and bus bandwidth against the payload: marks are medians, lines are the fit."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    places = list(dict.fromkeys(zip(measured.setting, measured.group, strict=True)))
+    with rc_context({"text.parse_math": False, "font.size": 9}):
+        figure = Figure(figsize=(11, 0.9 + 3.6 * len(places)), facecolor="white")
+        FigureCanvasAgg(figure)
+        figure.set_layout_engine("constrained", h_pad=0.1)
+        axes = figure.subplots(len(places), 2, squeeze=False)
+        for (setting, group), (left, right) in zip(places, axes, strict=True):
+            part = measured[(measured.setting == setting) & (measured.group == group)]
+            own = fitted[(fitted.setting == setting) & (fitted.group == group)]
+            title = group if _is_alone(measured) else f"{group}, {plain(setting, 40)}"
+            _panel(left, right, part, own, title)
+        _key(figure, measured)
+        figure.savefig(path, dpi=160)
+
+
+def _panel(left: Any, right: Any, part: pd.DataFrame, fitted: pd.DataFrame, title: str) -> None:
+    timed = part[part.time_ns.notna()]
+    for (kind, dtype), sizes in timed.groupby(["kind", "dtype"], sort=False):
+        mark, dash = MARKS[str(dtype)]
+        style: dict[str, Any] = {"color": SHADES[str(kind)], "fillstyle": "full" if dtype == "fp32" else "none"}
+        payload = sizes.payload_bytes.astype(float)
+        left.plot(payload, sizes.time_ns.astype(float) / 1e3, mark, ms=3.5, **style)
+        right.plot(payload, sizes.bus_bandwidth_bytes_per_s.astype(float) / 1e9, mark, ms=3.5, **style)
+        for line in _lines(fitted[(fitted.kind == kind) & (fitted.dtype == dtype)]):
+            ends = _between(line.from_bytes, line.to_bytes)
+            times = [line.time_s(s) for s in ends]
+            factor = bus_factor(str(kind), int(sizes.group_size.iloc[0]))
+            drawn = {"color": SHADES[str(kind)], "lw": 0.9, "ls": dash}
+            left.plot(ends, [t * 1e6 for t in times], **drawn)
+            right.plot(ends, [factor * s / t / 1e9 for s, t in zip(ends, times, strict=True)], **drawn)
+    link = timed.link_bytes_per_s.dropna()
+    if len(link):
+        right.axhline(float(link.iloc[0]) / 1e9, color="#59636e", lw=0.8, ls=":")
+        right.annotate("link", (0.01, float(link.iloc[0]) / 1e9), xycoords=("axes fraction", "data"), fontsize=7.5)
+    where = _where(timed.iloc[0]) if len(timed) else "nothing measured"
+    for ax, what in ((left, "time of one operation, µs"), (right, "bus bandwidth, GB/s")):
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_title(f"{title}: {what}\n{where}", loc="left", fontsize=9)
+        ax.set_xlabel("payload", fontsize=8)
+        ax.xaxis.set_major_formatter(lambda value, _: short_size(round(value)))
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ax.yaxis.set_minor_formatter(lambda value, _: "")
+        ax.grid(color="#d8dee4", lw=0.5)
+        ax.tick_params(length=0, labelsize=8)
+        for side in ax.spines.values():
+            side.set_visible(False)
+
+
+def _lines(fitted: pd.DataFrame) -> list[Line]:
+    names = list(Line.__dataclass_fields__)
+    return [Line(*(row[name] for name in names)) for row in fitted[names].to_dict("records")]
+
+
+def _between(low: int, high: int, num_points: int = 25) -> list[float]:
+    """Sizes from `low` to `high`, evenly on a logarithmic scale: a straight line is curved there."""
+    return [low * (high / low) ** (place / (num_points - 1)) for place in range(num_points)]
+
+
+def _key(figure: Any, measured: pd.DataFrame) -> None:
+    from matplotlib.lines import Line2D
+
+    kinds = list(dict.fromkeys(measured.kind))
+    handles = [Line2D([], [], color=SHADES[kind], marker="o", ms=3.5, lw=0.9, label=kind) for kind in kinds]
+    for dtype in dict.fromkeys(measured.dtype):
+        mark, dash = MARKS[dtype]
+        style = "full" if dtype == "fp32" else "none"
+        handles.append(
+            Line2D([], [], color="#59636e", marker=mark, ls=dash, lw=0.9, ms=3.5, fillstyle=style, label=dtype)
+        )
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8)
+    figure.supxlabel(
+        "marks: medians over rounds · lines: the fit α + β · S, by range of sizes", x=0.01, ha="left", fontsize=7.5
+    )
