@@ -417,14 +417,18 @@ def comm(
 def doctor(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="topo|nccl|watchdog FILE …", help="Output of nvidia-smi topo -m, NCCL, or PyTorch."),
+        typer.Argument(metavar="[topo|nccl|watchdog FILE] …", help="Output of nvidia-smi topo -m, NCCL, or PyTorch."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="ENV_FILE", help="Write the environment to use, for --nccl-env."),
     ] = None,
     as_json: Json = False,
 ) -> Answer:
-    """What topologies, NCCL logs and watchdog reports say; several files are read as one story."""
+    """What is wrong with this cluster; or what topologies, NCCL logs and watchdog reports say, several as one story."""
     from raybench.suite.commands import doctor_command
 
-    return doctor_command(files or [])
+    return doctor_command(files or [], out)
 
 
 @app.command("traces")

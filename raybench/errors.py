@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class RequestError(Exception):
@@ -12,6 +11,8 @@ class RequestError(Exception):
 
 def unknown(field: str, value: object, allowed: Iterable[str]) -> RequestError:
     """A value outside a closed set, with the nearest allowed one named first."""
+    from difflib import get_close_matches  # takes 2 ms, and is for mistakes alone
+
     choices = list(allowed)
     near = get_close_matches(str(value), choices, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""

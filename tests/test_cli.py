@@ -78,7 +78,6 @@ def run(*arguments: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, s
         (["schedule", "gpip", "--stages", "2", "--micro-batches", "2"], "'gpip'"),
         (["schedule", "gpipe"], "Missing option '--stages'"),
         (["schedule", "gpipe", "--stages", "0", "--micro-batches", "2"], "stages"),
-        (["doctor"], "doctor: give pairs of topo|nccl|watchdog and FILE, such as: raybench doctor nccl job.log"),
         (["doctor", "nccl"], "doctor: give pairs of topo|nccl|watchdog and FILE"),
         (["doctor", "ncl", "x"], "doctor: 'ncl' is not known; did you mean 'nccl'? (allowed: topo, nccl, watchdog)"),
         (["doctor", "nccl", "/nowhere.log"], "/nowhere.log"),

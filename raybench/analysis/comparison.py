@@ -46,7 +46,7 @@ def ratio(rates: pd.DataFrame, case: str, other: str, *, per_rank: float = 1.0) 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The cases of a track that did the same work on as many ranks, fastest first."""
+    """The cases of a track that did the same work, or the most they could at once, on as many ranks; fastest first."""
 
     cases: tuple[str, ...]
     over_second: Ratio | None
@@ -60,12 +60,14 @@ def rank_cases(summary: pd.DataFrame, rates: pd.DataFrame) -> Ranking | None:
     """Rank one track's cases by throughput; None where none was measured.
 
     Cases of other sizes answer another question and are left out: the largest group of equal ranks and tokens a
-    step is ranked.
+    step is ranked. With `micro_batch: largest` the size that each case found is what is asked about, so there equal
+    ranks are enough.
     """
     measured = summary[summary.tokens_per_s.notna() & summary.case.isin(rates.columns)]
     if measured.empty:
         return None
-    sizes = measured.groupby(["num_ranks", "tokens_per_step"], dropna=False)
+    tokens = measured.tokens_per_step.mask(measured.micro_batch.eq("largest").fillna(False))
+    sizes = measured.groupby([measured.num_ranks, tokens], dropna=False)
     group = max((group for _, group in sizes), key=lambda g: (len(g), g.num_ranks.fillna(0).max()))
     ranked = group.sort_values("tokens_per_s", ascending=False, kind="stable")
     cases = tuple(ranked.case)

@@ -55,6 +55,26 @@ SEVERITY: Final[dict[str, Severity]] = {
     "silent-rank": "warning",
     "other-group-stuck": "warning",
     "store-timeout": "error",
+    # of a living cluster
+    "node-no-answer": "error",
+    "node-lost": "warning",
+    "clock-offset": "warning",
+    "slow-link": "warning",
+    "mtu-differs": "warning",
+    "environment-differs": "warning",
+    "collective-failed": "error",
+    "container-limit": "warning",
+    "driver-not-working": "error",
+    "driver-too-old": "error",
+    "driver-differs": "warning",
+    "torch-without-cuda": "error",
+    "gpu-missing": "error",
+    "gpus-differ": "warning",
+    "gpu-in-use": "warning",
+    "gpu-memory-errors": "error",
+    "gpu-throttled": "warning",
+    "gpu-link-degraded": "warning",
+    "acs-enabled": "warning",
 }
 
 _ORDER: Final[dict[str, int]] = {"error": 0, "warning": 1, "info": 2}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from raybench.doctor.text import without_collector, without_launcher_prefix, without_terminal_codes
+from raybench.doctor.text import COLLECTED_KEYS, without_collector, without_launcher_prefix, without_terminal_codes
 
 VERSION: Final = re.compile(r"\b[NR]CCL version\s*:?\s*(\d+(?:\.\d+){1,3})")
 _VERSION_BEGINS = re.compile(r"[NR]CCL version\s*:?\s*(?:\d|$)")
@@ -34,6 +34,7 @@ _BULK = re.compile(
     r"NCCL INFO (?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+(?:\[\w+\])?(?: \[(?:send|receive)\])? via "
     rf"({_PATH_TEXT})(?: comm 0x[0-9a-f]+ nRanks 0*(\d+))?\r?(?=\n(?!\s*[\d(]*\)?/))"
 )
+_UNUSUAL: Final = ("\r", "\x1b", "[0m", "[repeated ", *(f'"{key}":' for key in COLLECTED_KEYS))
 _TAKEN = "\x00"  # stands where a line was taken out
 _COMMUNICATOR = re.compile(r"\s+comm 0x.*")
 _RING = re.compile(r"\b(?:Ring|Channel) \d+(?:/\d+)? ?:((?:\s+\d{1,7})+)\s*$")
@@ -98,7 +99,7 @@ def records(blocks: Iterable[str], bulk: Bulk) -> Iterator[Record]:
     held: Record | None = None
     last_error = False
     for block in blocks:
-        plain = not any(mark in block for mark in ("\r", "\x1b", "[0m", "[repeated ", '{"log":"'))
+        plain = not any(mark in block for mark in _UNUSUAL)
         for line in _without_connections(block, bulk):
             number += 1
             if line.endswith(_TAKEN) and "NCCL" not in line:

@@ -11,12 +11,15 @@ from raybench.doctor.findings import Finding, Result
 
 _WIDTH = 100
 _TITLES = {"topo": "Topology", "nccl-log": "NCCL log", "watchdog": "PyTorch watchdog", "story": "Together"}
-_HIDDEN = ("kind", "findings", "hosts", "verdict", "files")
+_HIDDEN = ("kind", "findings", "hosts", "verdict", "files", "begun")
 
 
 def render(result: Result) -> str:
     """Plain text, at most 100 columns (evidence is left as it is)."""
-    return "\n".join(_lines(result)) + "\n"
+    lines = list(_lines(result))
+    if any(line.startswith(("  ERROR", "  WARNING")) for line in lines):
+        lines += ["", "  What to do, by symptom: docs/troubleshooting.md"]
+    return "\n".join(lines) + "\n"
 
 
 def _lines(result: Result) -> Iterator[str]:
@@ -38,10 +41,11 @@ def _body(result: Result) -> Iterator[str]:
     if not findings:
         yield "  nothing found"
     for item in findings:
-        yield from _finding(item)
+        yield from finding_lines(item)
 
 
-def _finding(item: Finding) -> Iterator[str]:
+def finding_lines(item: Finding) -> Iterator[str]:
+    """A blank line, what was found, its evidence, and what to do."""
     yield ""
     yield from _wrapped(f"{item['severity'].upper()} {item['code']}: {item['message']}", "  ", "    ")
     if item["evidence"]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from raybench.doctor.findings import SEVERITY, Finding, Result, finding
+from raybench.doctor.hang import Hang, read_hang
 from raybench.doctor.nccl_advice import parse_version, text_of
 from raybench.doctor.watchdog import Report, Timeout
 from raybench.doctor.watchdog_findings import groups_of, judge, missing_ranks
@@ -54,6 +56,10 @@ def story(results: Sequence[Read]) -> Result:
         for item in _all(results)
         if len(watchdogs) < 2 or item["code"] not in _ACROSS or item["kind"] != "watchdog"
     ]
+    hang = read_hang(_dumps(results))
+    if hang.sentence:
+        findings = [item for item in findings if item["code"] != "other-group-stuck"]
+        findings += [_tagged(item, "watchdog", None) for item in hang.findings]
     if len(watchdogs) > 1:
         findings += [_tagged(item, "watchdog", None) for item in judge(Report(timeouts=timeouts))]
         findings += _not_judged_anew(results, {item["code"] for item in findings})
@@ -61,13 +67,25 @@ def story(results: Sequence[Read]) -> Result:
     if hosts and all(host["nvlink_full_mesh"] for host in hosts):
         findings = [item for item in findings if item["code"] != "p2p-hang-risk"]  # the peer-to-peer is NVLink
     silent = [rank for group in groups_of(timeouts) for rank in missing_ranks(group)] if timeouts else []
+    silent += [rank for rank in map(str, hang.missing) if rank not in silent]
     return {
         "kind": "story",
-        "verdict": _verdict(findings, hosts, logs, silent),
+        "verdict": _verdict(findings, hosts, logs, silent, hang),
         "silent_ranks": silent,
         "files": [{"kind": kind, "path": str(path)} for kind, path, _ in results],
         "findings": _merged(findings),
     }
+
+
+def _dumps(results: Sequence[Read]) -> dict[int, Result]:
+    """The ranks' flight records; a rank that is not told is the last number in the file's name."""
+    found: dict[int, Result] = {}
+    for _, path, result in results:
+        if "reached" in result:
+            digits = re.findall(r"\d{1,6}", Path(path).name)
+            rank = result["rank"] if result["rank"] is not None else int(digits[-1]) if digits else len(found)
+            found.setdefault(rank, result)
+    return found if len(found) > 1 else {}
 
 
 def _all(results: Sequence[Read]) -> Iterator[dict[str, Any]]:
@@ -113,13 +131,19 @@ def _merged(findings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _verdict(
-    findings: Sequence[dict[str, Any]], hosts: Sequence[Result], logs: Sequence[Result], silent: Sequence[str]
+    findings: Sequence[dict[str, Any]],
+    hosts: Sequence[Result],
+    logs: Sequence[Result],
+    silent: Sequence[str],
+    hang: Hang,
 ) -> str:
     codes = {item["code"] for item in findings}
     timed_out = "collective-timeout" in codes
     for code in _CAUSES:
         if code in codes and SEVERITY[code] == "error":
             return _sentence(findings, code) + (" The time-out of the collective follows from it." if timed_out else "")
+    if hang.sentence and hang.missing:
+        return f"{hang.sentence[0].upper()}{hang.sentence[1:]}."
     near = any(link in ("PIX", "PXB") for host in hosts for link in host["links"].values())
     peer = any(path.startswith("P2P") for log in logs for path in log["transports"])
     if near and (peer or not logs) and codes & {"stuck-first-collective", "collective-timeout"} and not silent:

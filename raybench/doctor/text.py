@@ -23,6 +23,9 @@ _LAUNCHER = re.compile(
 _REPEATED = re.compile(
     r"\s*\[repeated \d+x across cluster\].*"
 )  # Ray's mark that it left out the same of other workers
+COLLECTED_KEYS = ("log", "message", "msg")
+"""Where collectors that write a line as JSON (Docker, fluentd, vector) put the line itself."""
+_COLLECTED = re.compile(r"\{.{0,2000}\"(?:log|message|msg)\"\s*:\s*\"")
 _LONGEST_LINE = 1 << 16
 _BLOCK = 1 << 18
 
@@ -43,10 +46,11 @@ def without_launcher_prefix(line: str) -> str:
 
 
 def without_collector(line: str) -> str:
-    """`line` without what a log collector has made of it: Docker's JSON around it, Ray's mark behind it."""
-    if line.startswith('{"log":"'):
+    """`line` without what a log collector has made of it: JSON around it, Ray's mark behind it."""
+    if line.startswith("{") and _COLLECTED.match(line):
         with suppress(ValueError, RecursionError):
-            log = json.loads(line).get("log")
+            body = json.loads(line)
+            log = next((body[key] for key in COLLECTED_KEYS if key in body), None)
             line = log.rstrip("\n") if isinstance(log, str) else line
     return _REPEATED.sub("", line) if "[repeated " in line else line
 

@@ -22,7 +22,9 @@ from raybench.doctor.topo_table import (
     read_row,
     row_name,
     table_without_header,
+    without_line_numbers,
 )
+from raybench.doctor.topo_wrapped import unwrapped
 
 _KEEP_WHOLE = 4_000_000
 _LONGEST_ROW = 4000
@@ -65,14 +67,14 @@ def relevant_text(lines: Iterable[str]) -> str:
 
 def _tables(text: str) -> tuple[list[Table], bool]:
     """The matrices of a text in order, each with its own NIC legend; and whether a legend of link types was seen."""
-    lines = split_lines(text)
+    lines = unwrapped(split_lines(text))
+    parts = without_line_numbers([prefixed(line) for line in lines])
     tables: list[Table] = []
     current: dict[str, Table] = {}  # by the prefix that a parallel shell put before every line of a host
     orphans: list[str] = []
     legend_seen = False
     waiting = ""
-    for number, line in enumerate(lines):
-        prefix, body = prefixed(line)
+    for number, (prefix, body) in enumerate(parts):
         table = current.get(prefix)
         devices, titles = header_of(body)
         if devices:

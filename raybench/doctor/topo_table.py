@@ -23,7 +23,8 @@ _LEGEND_ENTRY = re.compile(r"(?<![\w.\-])(NIC\d+)\s*:[ \t]*")
 _LEGEND_VALUE = re.compile(r"[\w.\-]+", re.ASCII)
 _LINK_LEGEND = re.compile(r"\s*(?:X|SYS|SOC|NODE|PHB|PXB|PIX|NV#)\s*=\s*(?:Self|Connection)")
 _PREFIX = re.compile(
-    r"\s*(?:\([^()]{1,80}\)|\[[^\]]{1,60}\](?:<\w+>)?:?|[A-Za-z][\w.\-]{0,63}:|\d{1,6}:)(?=\s|GPU|NIC|mlx)[ ]?"
+    r"\s*(?:\([^()]{1,80}\)|\[[^\]]{1,60}\](?:<\w+>)?:?|[A-Za-z][\w.\-]{0,63}(?::| +\|)|\d{1,6}(?::|(?=\s\s|\t))|[>|#]+"
+    r"|\d{4}-\d\d-\d\dT[\d:.,+Z-]+(?: std\w+ [FP])?|[A-Z][a-z]{2} +\d+ [\d:]+ \S+ [^\s:]+:)(?=\s|GPU|NIC|mlx)[ ]?"
 )
 _TAB = 8
 
@@ -124,6 +125,14 @@ def prefixed(line: str) -> tuple[str, str]:
             prefix = match.group().strip()
             return ("" if re.search(r"\d:\d\d", prefix) else prefix), body  # a time differs from line to line
     return "", line
+
+
+def without_line_numbers(parts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Numbers that differ from line to line are an editor's; a launcher's (the rank) come again."""
+    numbers = [prefix for prefix, _ in parts if prefix.rstrip(":").isdecimal()]
+    if len(numbers) < 2 or len(set(numbers)) < len(numbers):
+        return list(parts)
+    return [("" if prefix.rstrip(":").isdecimal() else prefix, body) for prefix, body in parts]
 
 
 def header_of(line: str) -> tuple[list[str], list[str]]:

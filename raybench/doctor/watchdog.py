@@ -17,6 +17,7 @@ from raybench.doctor.watchdog_lines import (
     TIMEOUT,
     Squeezed,
     is_relevant,
+    may_tell,
     relevant_text,
     squeezed_records,
 )
@@ -90,10 +91,11 @@ def read_watchdog(text: str) -> Result:
     told: dict[str, Finding] = {}
     relevant = False
     for record in squeezed_records(text):
-        _timeouts(report, record)
-        _statuses(report, record)
-        for item in report_findings(record):
-            told.setdefault(item["code"], item)
+        if may_tell(record):
+            _timeouts(report, record)
+            _statuses(report, record)
+            for item in report_findings(record):
+                told.setdefault(item["code"], item)
         relevant = relevant or "ProcessGroup" in record.text or "[c10d]" in record.text
     _name_groups(report)
     findings = [item for item in judge(report) if item["code"] != "ranks-desynchronised" or item["code"] not in told]

@@ -46,12 +46,24 @@ FINGERPRINT: Final = re.compile(
 NOT_JOINED: Final = re.compile(
     r"Notallranksjoiningcollective,sequencenumber:(?P<seq>\d+)(?P<rest>.{0,400}?missingranks:\{(?P<ranks>[\d,]+)\})?"
 )
+STUCK: Final = re.compile(
+    r"watchdoggotstuckfor(?P<s>\d{1,9})seconds|duetoProcessGroupNCCLwatchdoghang|Heartbeatmonitortimedout"
+)
+CLOSED: Final = re.compile(
+    r"Connection(?:closed|reset)by(?:remote)?peer|ncclRemoteError|failedtorecv,got0bytes|Connectionwaslikelyclosed"
+)
+MESH: Final = re.compile(r"connectFullMeshfailed")
 CULPRIT: Final = re.compile(r"Culpritrank(?P<rank>\d+);Errortype:(?P<type>\w+?)_MISMATCH")
+_TELLING: Final = (
+    *("Work", "atchdog", "enqueued", "NCCLwork", "signal", "desync", "lagging", "Notallranks", "Culprit", "mismatch"),
+    *("onitoredBarrier", "imedout", "imeout", "waitForInput", "RemoteError", "failedtorecv", "FullMesh"),
+    *("Connectionclosed", "Connectionreset", "Connectionwas"),
+)
 _START = re.compile(r"\[rank\d+\]:?\s*\[[EWIF]|\[rank\d+\]:?\s|\[[EWIF](?:\d{3,4})? (?=\d\d:|\w+\.(?:cpp|hpp|cu|h):\d)")
 _WORDS: Final = (
     *("Work", "atchdog", "ProcessGroup", "c10d", "[Rank ", "[rank", "desync", "collective", "waitForInput"),
     *("milliseconds", "Numel", "SeqNum", "OpType", "Timeout(ms)", "enqueued", "completed", "imeout", "imed out"),
-    *("checkTimeout", "monitoredBarrier", "missing ranks", "Culprit", "lagging"),
+    *("checkTimeout", "monitoredBarrier", "missing ranks", "Culprit", "lagging", "FullMesh", "onnection closed"),
 )
 _KEEP_WHOLE = 8_000_000
 _MAX_RECORD_LINES = 40
@@ -104,6 +116,14 @@ def is_relevant(line: str) -> bool:
     """The line may belong to a message of PyTorch's about communication; a cheap test."""
     for word in _WORDS:  # noqa: SIM110 (a loop is twice as quick as any() over a generator)
         if word in line:
+            return True
+    return False
+
+
+def may_tell(record: Squeezed) -> bool:
+    """Without one of these words none of the patterns above fits; most records of a large log have none."""
+    for word in _TELLING:  # noqa: SIM110 (as above)
+        if word in record.text:
             return True
     return False
 

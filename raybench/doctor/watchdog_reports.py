@@ -9,14 +9,17 @@ from raybench.doctor.findings import Finding, finding
 from raybench.doctor.watchdog_findings import RECORDER, TIMEOUT_FOLKLORE
 from raybench.doctor.watchdog_lines import (
     BEHIND,
+    CLOSED,
     CULPRIT,
     DESYNC,
     FINGERPRINT,
     FRAME,
     GLOO,
+    MESH,
     MONITORED,
     NOT_JOINED,
     STORE,
+    STUCK,
     Squeezed,
 )
 
@@ -27,7 +30,19 @@ _SAME_CALLS = (
 
 def report_findings(record: Squeezed) -> Iterator[Finding]:
     """The findings that one record carries."""
-    for reader in (_desync, _not_joined, _culprit, _fingerprints, _monitored, _gloo, _frames, _store):
+    for reader in (
+        _desync,
+        _not_joined,
+        _culprit,
+        _fingerprints,
+        _monitored,
+        _gloo,
+        _frames,
+        _store,
+        _stuck,
+        _mesh,
+        _closed,
+    ):
         found = reader(record)
         if found is not None:
             yield found
@@ -163,3 +178,48 @@ def _store(record: Squeezed) -> Finding | None:
             TIMEOUT_FOLKLORE,
         ]
     return finding("store-timeout", message, _evidence(record, match), advice)
+
+
+def _stuck(record: Squeezed) -> Finding | None:
+    match = STUCK.search(record.text)
+    if match is None:
+        return None
+    after = f" for {int(match['s'])} s" if match["s"] else ""
+    return finding(
+        "collective-timeout",
+        f"The watchdog itself made no progress{after}: a call of CUDA's or NCCL's hangs in this process, or a thread "
+        "keeps Python's lock inside one. It could not time out any collective.",
+        _evidence(record, match),
+        [
+            "`py-spy dump --native --pid PID` shows the call: loading a kernel, freeing memory, ending a communicator.",
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is how long it waits; TORCH_NCCL_ENABLE_MONITORING=0 only hides it.",
+        ],
+    )
+
+
+def _mesh(record: Squeezed) -> Finding | None:
+    match = MESH.search(record.text)
+    if match is None:
+        return None
+    return finding(
+        "wrong-interface",
+        "gloo could not connect every rank with every other: it listens on the address that the host's own name has, "
+        "often 127.0.0.1 or 127.0.1.1, which leads to no other host.",
+        _evidence(record, match),
+        [
+            "GLOO_SOCKET_IFNAME=<the interface that routes between the hosts> (`ip route get ADDRESS` names it), on "
+            "every host, before init_process_group.",
+        ],
+    )
+
+
+def _closed(record: Squeezed) -> Finding | None:
+    match = CLOSED.search(record.text)
+    if match is None:
+        return None
+    return finding(
+        "peer-closed",
+        "The process at the other end ended, or closed its connection: this rank only follows.",
+        _evidence(record, match),
+        ["Look for the first error of another rank, and on its host for `Out of memory: Killed process` in dmesg."],
+    )

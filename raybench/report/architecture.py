@@ -10,12 +10,15 @@ from raybench.report.charts import Holder, Nodes
 from raybench.report.content import Section
 from raybench.report.text import known, plain
 
+OPTIMIZER_STATE = "whole parameters and gradients, {} of the optimizer state"
+GRADIENTS = "whole parameters, {} of gradients and optimizer state"
+ALL = "{} of parameters, gradients and optimizer state"
 SHARDED = {
-    "zero1": "optimizer state",
-    "zero2": "gradients and optimizer state",
-    "zero3": "parameters, gradients and optimizer state",
+    **dict.fromkeys(("zero1", "torch-zero1", "deepspeed-1"), OPTIMIZER_STATE),
+    **dict.fromkeys(("zero2", "deepspeed-2"), GRADIENTS),
+    **dict.fromkeys(("zero3", "hybrid-sharded", "torch-fsdp2", "torch-fsdp2-keep", "deepspeed-3"), ALL),
 }
-"""What a data strategy divides among its ranks, by how its name begins."""
+"""What a rank holds between steps, by the data strategies that divide it."""
 MOST_LAYOUTS = 8
 
 
@@ -38,8 +41,10 @@ def architecture(section: Section) -> Nodes | None:
 
 
 def _sharded(row: Any) -> str | None:
+    """With the share of a rank; of hybrid sharding, whose copies are as large as a node, without it."""
     name = str(row.data_strategy)
-    return next((what for prefix, what in SHARDED.items() if name.startswith(prefix)), None)
+    share = "a part" if name == "hybrid-sharded" else f"1/{int(row.data_size)}"
+    return SHARDED[name].format(share) if name in SHARDED else None
 
 
 def _nodes(
@@ -52,10 +57,9 @@ def _nodes(
         d, p, t = place // (pipeline * tensor), place // tensor % pipeline, place % tensor
         parts = [f"stage {p + 1} of {pipeline}"] if pipeline > 1 else []
         parts += [f"slice {t + 1} of {tensor} of every matrix"] if tensor > 1 else []
-        parts = parts or ["whole model"]
-        parts += [f"1/{data} of {sharded}"] if sharded else []
+        parts += [sharded] if sharded else [] if parts else ["whole model"]
         parts += [f"batch {d + 1} of {data}"] if data > 1 else []
-        series = f"stage {p + 1}" if pipeline > 1 else f"slice {t + 1}" if tensor > 1 else "whole model"
+        series = f"stage {p + 1}" if pipeline > 1 else f"slice {t + 1}" if tensor > 1 else "whole layers"
         name = plain(node, 40) if known(node) else "node"
         nodes.setdefault(name, []).append(Holder(f"rank {rank}", ", ".join(parts), series))
     return tuple((name, tuple(ranks)) for name, ranks in nodes.items())

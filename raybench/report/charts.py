@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,11 +20,11 @@ COLORS: Mapping[str, str] = {
     "other": "grey",
     "forward": "teal",
     "backward": "green",
-    "input_gradient": "green",
-    "weight_gradient": "yellow",
+    "input gradient": "pink",
+    "weight gradient": "yellow",
 }
 """Colour of a series that means the same in every figure; the rest take turns."""
-TURNS = ("blue", "orange", "teal", "purple", "yellow", "green", "red", "grey")
+TURNS = ("blue", "orange", "teal", "purple", "yellow", "green", "pink", "red", "grey")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Lines:
     @property
     def widths(self) -> tuple[float, ...]:
         """Of each line, the first the widest: where curves are equal all of them are seen."""
-        return tuple(2 + min(1.5 * place, 12) for place in reversed(range(len(self.lines))))
+        step = min(3.0, 9 / max(len(self.lines) - 1, 1))
+        return tuple(2 + step * place for place in reversed(range(len(self.lines))))
 
 
 @dataclass(frozen=True)
@@ -179,14 +180,27 @@ class Figure:
     charts: tuple[tuple[str, Chart, str], ...]
     """(track, chart, the hardware, scale and gate that it rests on)."""
 
+    @property
+    def colors(self) -> dict[str, str]:
+        """Of every series of its charts, by name."""
+        return colors([chart.series for _, chart, _ in self.charts])
 
-def colors(series: Iterable[str]) -> dict[str, str]:
-    """A colour for each series, by name."""
-    names = list(series)
+
+def colors(charts: Sequence[Sequence[str]]) -> dict[str, str]:
+    """A colour for each series of some charts, by name: the same in all of them, another than those beside it."""
+    names = list(dict.fromkeys(name for series in charts for name in series))
     found = {name: COLORS[name] for name in names if name in COLORS}
-    free = [color for color in TURNS if color not in found.values()] or list(TURNS)
-    others = [name for name in names if name not in found]
-    return found | {name: free[place % len(free)] for place, name in enumerate(others)}
+    for name in names:
+        if name not in found:
+            beside = {found[other] for series in charts if name in series for other in series if other in found}
+            taken = list(found.values())
+            found[name] = min(TURNS, key=lambda color: (color in beside, taken.count(color)))
+    return found
+
+
+def decimals(extent: float) -> int:
+    """Digits after the point with which numbers on an axis of this extent differ."""
+    return max(0, 2 - math.floor(math.log10(extent))) if extent > 0 else 3
 
 
 def ticks(reach: float, *, binary: bool = False) -> list[float]:

@@ -151,7 +151,7 @@ def _workload(runs: pd.DataFrame) -> str:
     if row["sequence_length"] is not None:
         parts.append(f"sequence {row['sequence_length']}")
     if row["micro_batch_size"] is not None:
-        parts.append(f"micro-batch {row['micro_batch_size']} × {row['num_micro_batches']} a data rank")
+        parts.append(_batch(runs, row["micro_batch_size"], row["num_micro_batches"]))
     parts += [plain(row[name]) for name in ("precision", "optimizer") if row[name] is not None]
     parts += ["TF32"] if row["tf32"] else []
     parts += ["recomputation"] if row["recompute"] not in (None, "none") else []
@@ -159,6 +159,14 @@ def _workload(runs: pd.DataFrame) -> str:
     if row["num_steps"] is not None:
         parts.append(f"windows of {row['num_steps']} steps after {row['num_warmup_steps']} of warm-up")
     return ", ".join(parts)
+
+
+def _batch(runs: pd.DataFrame, first: int, number_a_step: int) -> str:
+    if not runs.micro_batch.eq("largest").any():
+        return f"micro-batch {first} × {number_a_step} a data rank"
+    low, high = int(runs.micro_batch_size.min()), int(runs.micro_batch_size.max())
+    sizes = f"{low}" if low == high else f"{low} to {high}"
+    return f"each case with the largest micro-batch that fits, {sizes} × {number_a_step} a data rank"
 
 
 def _answer(cases: pd.DataFrame, speeds: pd.DataFrame, ranking: Ranking | None) -> tuple[str, ...]:
@@ -178,7 +186,7 @@ def _winner(cases: pd.DataFrame, ranking: Ranking) -> str:
         return f"{best} alone was timed: {speed}."
     second = ranking.over_second
     if second.estimate.low is None:
-        sentence = f"{best} was fastest in the only round, {speed}: {_times(second)}; one round gives no interval"
+        sentence = f"{best} was fastest in the only round, which gives no interval, {speed}: {_times(second)}"
     elif second.is_clear:
         sentence = f"{best} was fastest, {speed}: {_times(second)}"
     else:

@@ -41,12 +41,13 @@ def _own(best: dict[str, Any]) -> Iterator[str]:
 
 
 def _others(best: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[str]:
-    """Of each slower case, the two parts of the step that it spends most more on."""
+    """Of each slower case, the two parts of the step that it spends most more on, for as many tokens."""
     for row in others:
-        more = row["step_time_s"] - best["step_time_s"]
+        share = best["tokens_per_step"] / row["tokens_per_step"] if known(row["tokens_per_step"]) else 1.0
+        more = share * row["step_time_s"] - best["step_time_s"]
         if not more > WORTH_SAYING * best["step_time_s"]:
             continue
-        parts = {part: row[f"{part}_s"] - best[f"{part}_s"] for part in PARTS}
+        parts = {part: share * row[f"{part}_s"] - best[f"{part}_s"] for part in PARTS}
         largest = sorted((part for part in parts if known(parts[part])), key=lambda part: -parts[part])
         told = [
             f"{milliseconds(parts[part])} ms in {NAMES[part]}"
@@ -54,7 +55,8 @@ def _others(best: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[str]
             if parts[part] > WORTH_SAYING * best["step_time_s"]
         ]
         where = f": {' and '.join(told)}" if told else ""
-        yield f"{plain(row['case'])} takes {milliseconds(more)} ms more a step{where}."
+        every = "a step" if share == 1 else f"for the tokens of a step of {plain(best['case'])}"
+        yield f"{plain(row['case'])} takes {milliseconds(more)} ms more {every}{where}."
 
 
 def _stragglers(rows: list[dict[str, Any]], late: pd.DataFrame) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from raybench.errors import RequestError, unknown
 from raybench.report.content import Report
-from raybench.report.text import known, markdown
+from raybench.report.text import known, markdown, plain
 
 METRICS = (
     "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "step_time_s", "ratio_to_control", "scaling_efficiency",
@@ -44,7 +44,7 @@ def export(name: str, report: Report, out: Path) -> list[Path]:
     """Write one export into `out`; the files or folders written.
 
     Raises:
-        RequestError: it needs a package that is not installed.
+        RequestError: it needs a package that is not installed, or where it writes refuses.
     """
     return EXPORTS[name](report, out)
 
@@ -86,8 +86,20 @@ def _mlflow(report: Report, out: Path) -> list[Path]:
     """A run a case in an experiment a track, where MLFLOW_TRACKING_URI says, else in a database in `out`."""
     mlflow = _package("mlflow", "mlflow")
     path = out / "mlflow.db"
-    if not os.environ.get("MLFLOW_TRACKING_URI"):
-        mlflow.set_tracking_uri(f"sqlite:///{path.resolve()}")
+    place = os.environ.get("MLFLOW_TRACKING_URI")
+    if not place:
+        for needed in ("sqlalchemy", "alembic"):  # which mlflow-skinny comes without
+            _package(needed, "mlflow")
+        place = f"sqlite:///{path.resolve()}"
+    mlflow.set_tracking_uri(place)
+    try:
+        _mlflow_runs(mlflow, report)
+    except mlflow.exceptions.MlflowException as error:
+        raise RequestError(f"--export: mlflow at {place}: {plain(error, 200)}") from None
+    return [path] if path.exists() else []
+
+
+def _mlflow_runs(mlflow: Any, report: Report) -> None:
     for section, row in _measured(report):
         mlflow.set_experiment(f"raybench {row['track']}")
         with mlflow.start_run(run_name=row["case"]):
@@ -95,7 +107,6 @@ def _mlflow(report: Report, out: Path) -> list[Path]:
             mlflow.log_metrics(dict(_metrics(row)))
             for name, step, value in _losses(section, row["case"]):
                 mlflow.log_metric(name, value, step=step)
-    return [path] if path.exists() else []
 
 
 def _measured(report: Report) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -119,9 +130,12 @@ def _package(module: str, name: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise RequestError(f"--export: {name} needs the package {module}, which is not installed") from None
+        raise RequestError(
+            f"--export: {name} needs the package {module}, which is not installed{HINTS.get(name, '')}"
+        ) from None
 
 
+HINTS = {"mlflow": " (pip install raybench[mlflow])"}
 EXPORTS: dict[str, Callable[[Report, Path], list[Path]]] = {
     "csv": _csv,
     "md": _markdown,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from raybench.report.charts import Figure, colors
+from raybench.report.charts import Figure
 from raybench.report.content import Report, Section
 from raybench.report.summary import HOW_TO_READ, PUBLISHED_COLUMNS, PUBLISHED_TEXT, published_cells
 from raybench.report.svg import draw
@@ -96,7 +97,7 @@ def render(report: Report, all_figures: Sequence[Figure]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["zip"] = zip
+    environment.filters.update(zip=zip, unbroken=_unbroken)
     script, style = (Markup(_file(name)) for name in ("page.js", "page.css"))
     rows = [row for section in report.sections for row in section.rows]
     columns = [c for c in COLUMNS if c.title in ALWAYS or any(c.cell(row) not in ("–", "") for row in rows)]
@@ -124,11 +125,18 @@ def drawn(section: Section, all_figures: Sequence[Figure]) -> list[Drawn]:
             if track == section.track:
                 identity = f"{figure.name}-{len(found)}-{_hash(track)[:8]}".translate(_FOR_IDENTITIES)
                 title = f"{figure.title}: {section.title}"
-                svg = draw(chart, identity, title, f"{figure.alternative}. {basis}.")
-                found.append(Drawn(figure.title, chart.unit, basis, svg, colors(chart.series)))
+                svg = draw(chart, figure.colors, identity, title, f"{figure.alternative}. {basis}.")
+                legend = {name: figure.colors[name] for name in chart.series}
+                found.append(Drawn(figure.title, chart.unit, basis, svg, legend))
     return found
 
 
+def _unbroken(sentence: str) -> str:
+    """With numbers kept on one line with their units."""
+    return _BEFORE_UNIT.sub("\u00a0", sentence)
+
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|ms\b|×|tokens/s)|(?<=×) ")
 _FOR_IDENTITIES = str.maketrans("+/=", "---")
 
 

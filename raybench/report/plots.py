@@ -21,6 +21,8 @@ MEMORY = {
     "optimizer": "optimizer_bytes",
     "activations": "activation_bytes",
 }
+AMONG = {"all": "all ranks", "model": "ranks of one model"}
+"""Axes whose names say little."""
 MOST_TIMELINES, MOST_RANKS = 6, 8
 
 
@@ -36,10 +38,11 @@ def figures(report: Report) -> list[Figure]:
 
 def throughput(section: Section) -> Bars | None:
     def bar(row: Any) -> Bar:
-        text = f"{number(row.tokens_per_s, 4)} {spread(row.tokens_per_s, row.tokens_per_s_low, row.tokens_per_s_high)}"
+        told = number(row.tokens_per_s, 4), spread(row.tokens_per_s, row.tokens_per_s_low, row.tokens_per_s_high)
+        text = " ".join(filter(None, told))
         if known(row.ratio_to_control):
             text += f" · {number(row.ratio_to_control)} × control"
-        return _bar(row, text.strip(), (("tokens/s", float(row.tokens_per_s)),), "tokens_per_s")
+        return _bar(row, text, (("tokens/s", float(row.tokens_per_s)),), "tokens_per_s")
 
     title = "tokens/s: median over rounds, 95 % interval"
     return _bars(section, title, section.cases.tokens_per_s, bar, lambda value: f"{value:,.0f}", "not timed")
@@ -88,7 +91,7 @@ def communication(section: Section) -> Bars | None:
     def bar(row: Any) -> Bar:
         own = frame[frame.case == row.case]
         parts = tuple(
-            (f"{words(o.kind)}, {plain(o.axis)}", float(o.exposed_s) if known(o.exposed_s) else 0.0)
+            (_operation(o.kind, o.axis), float(o.exposed_s) if known(o.exposed_s) else 0.0)
             for o in own.itertuples(index=False)
         )
         text = f"{milliseconds(sum(value for _, value in parts))} ms, {percent(own.exposed_share.sum())} of the step"
@@ -98,6 +101,10 @@ def communication(section: Section) -> Bars | None:
     measured = section.cases.case.isin(set(frame.case)) & (section.cases.status == "ok")
     title = "exposed milliseconds a step by operation and axis; bus bandwidth of the operation that moves most"
     return _bars(section, title, measured.where(measured), bar, _ms, "not recorded")
+
+
+def _operation(kind: str, axis: str) -> str:
+    return f"{str(kind).replace('_', '-')}, {AMONG.get(axis, plain(axis))}"
 
 
 def convergence(section: Section) -> Lines | None:
@@ -124,7 +131,7 @@ def timelines(section: Section) -> Rows | None:
 
 
 def _lane(lane: Lane) -> Row:
-    work = [Stretch(block.kind, block.begin_s, block.end_s, block.label) for block in lane.work]
+    work = [Stretch(words(block.kind), block.begin_s, block.end_s, block.label) for block in lane.work]
     standing = [Stretch("communication", block.begin_s, block.end_s) for block in lane.standing]
     thin = [Stretch("communication", block.begin_s, block.end_s) for block in lane.under_way]
     return Row(f"rank {lane.rank}", (*work, *standing), tuple(thin))

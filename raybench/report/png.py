@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
-from raybench.report.charts import Bars, Chart, Figure, Lines, Nodes, Rows, colors, ticks
-from raybench.report.text import milliseconds, plain
+from raybench.report.charts import Bars, Chart, Figure, Lines, Nodes, Rows, ticks
+from raybench.report.text import plain
 
+Shades = Mapping[str, str]
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
 SHADES = {
     "blue": "#0969da",
@@ -24,6 +26,7 @@ SHADES = {
     "yellow": "#bf8700",
     "orange": "#bc4c00",
     "green": "#1a7f37",
+    "pink": "#bf3989",
     "red": "#cf222e",
     "grey": "#8c959f",
 }
@@ -70,9 +73,10 @@ def _canvas(figure: Figure, foot: str) -> Canvas:
     axes = canvas.subplots(len(figure.charts), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
     canvas.suptitle(figure.title, x=0.012, ha="left", fontsize=14, fontweight="bold", color=INK)
     canvas.supxlabel(foot, x=0.012, ha="left", fontsize=7.5, color=MUTED)
+    shades = figure.colors
     for (_, chart, basis), ax in zip(figure.charts, axes[:, 0], strict=True):
         _panel(ax, chart, basis)
-        _DRAWN[type(chart)](ax, chart)
+        _DRAWN[type(chart)](ax, chart, shades)
     return canvas
 
 
@@ -113,13 +117,13 @@ def _legend(ax: Any, names: dict[str, str]) -> None:
         legend.set_in_layout(False)
 
 
-def _bars(ax: Any, chart: Bars) -> None:
+def _bars(ax: Any, chart: Bars, shades: Shades) -> None:
     reach = chart.reach
-    shades = colors(name for bar in chart.bars for name, _ in bar.parts) if chart.series else {}
+    named = shades if chart.series else {}
     for place, bar in enumerate(chart.bars):
         start = 0.0
         for name, value in bar.parts:
-            color = SHADES[shades[name]] if shades else TONES[bar.tone]
+            color = SHADES[named[name]] if named else TONES[bar.tone]
             ax.barh(place, value, left=start, height=0.62, color=color, zorder=2)
             start += value
         end = start
@@ -141,19 +145,18 @@ def _bars(ax: Any, chart: Bars) -> None:
     _legend(ax, {name: shades[name] for name in chart.series})
 
 
-def _lines(ax: Any, chart: Lines) -> None:
-    shades = colors(chart.series)
+def _lines(ax: Any, chart: Lines, shades: Shades) -> None:
     for line, width in zip(chart.lines, chart.widths, strict=True):
         x, y = zip(*line.points, strict=True)
         style = {"ls": (0, (4, 2)) if line.dashed else "-", "marker": "o" if len(x) == 1 else None, "ms": 3}
         ax.plot(x, y, color=SHADES[shades[line.label]], lw=0.8 * width, label=line.label, **style)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel(chart.x_unit, fontsize=8, color=MUTED)
     ax.grid(color=GRID, lw=0.7)
-    _legend(ax, shades)
+    _legend(ax, {name: shades[name] for name in chart.series})
 
 
-def _rows(ax: Any, chart: Rows) -> None:
-    shades = colors(chart.series)
+def _rows(ax: Any, chart: Rows, shades: Shades) -> None:
     place = 0.0
     marks, names = [], []
     for name, rows in chart.groups:
@@ -173,19 +176,18 @@ def _rows(ax: Any, chart: Rows) -> None:
     ax.set_ylim(place - 0.4, -0.6)
     ax.set_xlim(0, chart.reach)
     places = ticks(chart.reach)
-    ax.set_xticks(places, [milliseconds(value) if value else "0" for value in places])
+    ax.set_xticks(places, [f"{value * 1e3:,.4g}" for value in places])
     ax.grid(axis="x", color=GRID, lw=0.7)
-    _legend(ax, shades)
+    _legend(ax, {name: shades[name] for name in chart.series})
 
 
-def _nodes(ax: Any, chart: Nodes) -> None:
-    shades = colors(chart.series)
+def _nodes(ax: Any, chart: Nodes, shades: Shades) -> None:
     place = 0.0
     for name, nodes in chart.groups:
         ax.text(
             0,
             place + 0.2,
-            textwrap.shorten(name, 100, placeholder=" …"),
+            textwrap.shorten(name, 100, placeholder=" …", break_on_hyphens=False),
             fontsize=9,
             color=INK,
             fontweight="bold",
@@ -210,4 +212,4 @@ def _nodes(ax: Any, chart: Nodes) -> None:
     ax.set_yticks([])
 
 
-_DRAWN: dict[type, Callable[[Any, Any], None]] = {Bars: _bars, Lines: _lines, Rows: _rows, Nodes: _nodes}
+_DRAWN: dict[type, Callable[[Any, Any, Shades], None]] = {Bars: _bars, Lines: _lines, Rows: _rows, Nodes: _nodes}

@@ -9,10 +9,10 @@ from raybench.report.charts import Row, Stretch
 SERIES = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",
-    Kind.INPUT_GRADIENT: "input_gradient",
-    Kind.WEIGHT_GRADIENT: "weight_gradient",
+    Kind.INPUT_GRADIENT: "input gradient",
+    Kind.WEIGHT_GRADIENT: "weight gradient",
 }
-"""Of each action, by the name that its measured span has."""
+"""Of each action, as its measured span is called."""
 
 
 def simulated(timeline: Timeline) -> tuple[Row, ...]:

@@ -5,14 +5,13 @@ Colours are classes of the page's style sheet, which knows light and dark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from raybench.report.charts import Bar, Bars, Chart, Line, Lines, Nodes, Row, Rows, Stretch, colors, ticks
-from raybench.report.text import milliseconds
+from raybench.report.charts import Bar, Bars, Chart, Line, Lines, Nodes, Row, Rows, Stretch, decimals, ticks
 
 BAR_ROW, BAR_TOP, BAR_HEIGHT = 54, 20, 16
 """The room under a bar is for its text, which the style sheet moves there on narrow screens."""
@@ -20,17 +19,19 @@ AXIS = 22
 LINES_HEIGHT = 260
 LANE_ROW, LANE_TOP, LANE_HEIGHT, THIN_HEIGHT = 44, 16, 16, 5
 HOLDER_ROW = 58
+Shades = Mapping[str, str]
 NARROW = 48
 """Characters that a phone shows in a line."""
 
 
-def draw(chart: Chart, identity: str, title: str, alternative: str) -> Markup:
+def draw(chart: Chart, shades: Shades, identity: str, title: str, alternative: str) -> Markup:
     """A chart as one `svg` element with a title and a description for those who cannot see it.
 
     Args:
+        shades: colour of each of its series.
         identity: unique in the page.
     """
-    body, height = _DRAWN[type(chart)](chart)
+    body, height = _DRAWN[type(chart)](chart, shades)
     return _element(
         "svg",
         {
@@ -49,9 +50,9 @@ def draw(chart: Chart, identity: str, title: str, alternative: str) -> Markup:
     )
 
 
-def _bars(chart: Bars) -> tuple[list[Markup], int]:
+def _bars(chart: Bars, shades: Shades) -> tuple[list[Markup], int]:
     reach = chart.reach
-    shades = colors(name for bar in chart.bars for name, _ in bar.parts) if chart.series else {}
+    named = shades if chart.series else {}
     height = BAR_ROW * len(chart.bars)
     parts = list(_grid(chart, reach, height))
     for place, bar in enumerate(chart.bars):
@@ -59,7 +60,7 @@ def _bars(chart: Bars) -> tuple[list[Markup], int]:
         parts += [_text(0, top + 14, bar.label, "label"), _text(100, top + 14, bar.text, f"value {bar.tone}")]
         start = 0.0
         for name, value in bar.parts:
-            shade = shades.get(name, bar.tone)
+            shade = named.get(name, bar.tone)
             parts.append(_block(start / reach, value / reach, top + BAR_TOP, BAR_HEIGHT, f"c-{shade}", name))
             start += value
         parts += _interval(bar, reach, top + BAR_TOP + BAR_HEIGHT / 2)
@@ -85,17 +86,20 @@ def _interval(bar: Bar, reach: float, middle: float) -> Iterator[Markup]:
         yield _line(end, middle - 5, end, middle + 5, "arm")
 
 
-def _lines(chart: Lines) -> tuple[list[Markup], int]:
+def _lines(chart: Lines, shades: Shades) -> tuple[list[Markup], int]:
     points = [point for line in chart.lines for point in line.points]
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     bottom, top = min(y for _, y in points), max(y for _, y in points)
     width, rise = (right - left) or 1.0, (top - bottom) or 1.0
-    shades = colors(chart.series)
     inner = LINES_HEIGHT - AXIS - 16
+    digits = decimals(top - bottom)
     parts = []
     for share in (0.0, 0.5, 1.0):
         height = 16 + inner * (1 - share)
-        parts += [_line(0, height, 1, height, "grid"), _text(0, height - 3, f"{bottom + rise * share:.4g}", "tick")]
+        parts += [
+            _line(0, height, 1, height, "grid"),
+            _text(0, height - 3, f"{bottom + rise * share:,.{digits}f}", "tick"),
+        ]
     curves = [
         _curve(line, shades[line.label], thickness, (left, bottom), (width, rise))
         for line, thickness in zip(chart.lines, chart.widths, strict=True)
@@ -118,9 +122,8 @@ def _curve(
     return _element("polyline", {"points": places, "class": kind, "stroke-width": f"{thickness:g}"})
 
 
-def _rows(chart: Rows) -> tuple[list[Markup], int]:
+def _rows(chart: Rows, shades: Shades) -> tuple[list[Markup], int]:
     reach = chart.reach
-    shades = colors(chart.series)
     parts: list[Markup] = []
     top = 0
     for name, rows in chart.groups:
@@ -131,11 +134,11 @@ def _rows(chart: Rows) -> tuple[list[Markup], int]:
             top += LANE_ROW
     for value in ticks(reach):
         anchor = "start" if value < 0.06 * reach else "end" if value > 0.94 * reach else "middle"
-        parts.append(_text(100 * value / reach, top + 15, milliseconds(value) if value else "0", f"tick {anchor}"))
+        parts.append(_text(100 * value / reach, top + 15, f"{value * 1e3:,.4g}", f"tick {anchor}"))
     return parts, top + AXIS
 
 
-def _lane(row: Row, top: float, reach: float, shades: dict[str, str]) -> Iterator[Markup]:
+def _lane(row: Row, top: float, reach: float, shades: Shades) -> Iterator[Markup]:
     yield _text(0, top + 11, row.label, "tick")
     yield _block(0, 1, top + LANE_TOP, LANE_HEIGHT, "lane")
     for series in dict.fromkeys(stretch.series for stretch in row.thick):
@@ -154,8 +157,7 @@ def _blocks(stretches: Iterable[Stretch], top: float, height: float, reach: floa
     return _element("svg", box | {"preserveAspectRatio": "none"}, inside)
 
 
-def _nodes(chart: Nodes) -> tuple[list[Markup], int]:
-    shades = colors(chart.series)
+def _nodes(chart: Nodes, shades: Shades) -> tuple[list[Markup], int]:
     parts: list[Markup] = []
     top = 0
     for name, nodes in chart.groups:
@@ -193,7 +195,12 @@ def _wrapped(text: str) -> list[str]:
     return [", ".join(parts[:half]), ", ".join(parts[half:])]
 
 
-_DRAWN: dict[type, Callable[[Any], tuple[list[Markup], int]]] = {Bars: _bars, Lines: _lines, Rows: _rows, Nodes: _nodes}
+_DRAWN: dict[type, Callable[[Any, Shades], tuple[list[Markup], int]]] = {
+    Bars: _bars,
+    Lines: _lines,
+    Rows: _rows,
+    Nodes: _nodes,
+}
 
 
 def _block(left: float, width: float, top: float, height: float, kind: str, name: str = "") -> Markup:

@@ -14,6 +14,16 @@ from pyarrow import fs
 
 from raybench.errors import RequestError
 
+_ADVICE = {
+    "NO_SUCH_BUCKET": "there is no such bucket: make it, or check its name, region and endpoint",
+    "ACCESS_DENIED": "access denied: give credentials that may list, read and write here (AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials)",
+    "NETWORK_CONNECTION": "no answer: check endpoint_override and the network",
+}
+"""What to do about an error of an object store, by the name that the AWS SDK has for it."""
+_CHECKSUMS = ("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE_CHECKSUM_VALIDATION")
+"""Stores that only speak S3, Oracle's among them, refuse the AWS SDK's default: chunks with a checksum behind them."""
+
 
 class StoreError(RequestError):
     """Results that cannot be written or read: one message naming the folder and what is wrong with it."""
@@ -106,9 +116,7 @@ class Folder:
         """Remove what a killed writer left staged in a folder."""
 
     def _fail(self, what: str, error: BaseException) -> NoReturn:
-        known = error.strerror if isinstance(error, OSError) else None
-        reason = known or " ".join(str(error).split())
-        raise StoreError(f"results {self.name}: cannot be {what} ({reason})") from None
+        raise StoreError(f"results {self.name}: cannot be {what} ({_reason(error)})") from None
 
 
 class LocalFolder(Folder):
@@ -193,20 +201,34 @@ def open_folder(results: str | Path | Folder) -> Folder:
         return LocalFolder(Path(text))
     if text.startswith("file://"):
         return LocalFolder(Path(text.removeprefix("file://")))
-    name = _without_secrets(text)
+    name = shown(text)
+    if "endpoint_override" in text:
+        for variable in _CHECKSUMS:
+            os.environ.setdefault(variable, "when_required")
     try:
         filesystem, root = fs.FileSystem.from_uri(text)
     except (OSError, pa.ArrowException) as error:
-        raise StoreError(f"results {name}: {' '.join(str(error).split())}") from None
+        raise StoreError(f"results {name}: {_reason(error)}") from None
     return Folder(filesystem, root, name)
 
 
-def _without_secrets(uri: str) -> str:
-    """A URI as messages may show it: without keys and settings."""
-    scheme, _, rest = uri.partition("://")
+def shown(results: str) -> str:
+    """A path or URI as messages may show it: without keys and settings."""
+    scheme, is_uri, rest = results.partition("://")
+    if not is_uri:
+        return results
     place = rest.partition("?")[0]
     bucket, slash, path = place.partition("/")
     return f"{scheme}://{bucket.rpartition('@')[2]}{slash}{path}"
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong in one line; of an object store's errors, also what to look at."""
+    known = error.strerror if isinstance(error, OSError) else None
+    text = known or " ".join(str(error).split())
+    code = re.search(r"AWS Error (\w+)", text)
+    advice = _ADVICE.get(code[1]) if code else None
+    return f"{advice}; {text}" if advice else text
 
 
 def _flush_folder(path: Path) -> None:

@@ -98,6 +98,18 @@ class Writer:
         self.folder.make(place)
         self.folder.stage(f"{place}/rank_{rank}.json.gz", data).commit()
 
+    def write_hang(self, track: str, case: str, round: int, attempt: int, files: Mapping[str, str]) -> str:
+        """Keep what was captured of a round that hung, a text a file; returns the folder within the results.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        place = f"hangs/{self.suite_id}/{track}/{case}/{attempt}-{round}"
+        self.folder.make(place)
+        for name, text in files.items():
+            self.folder.stage(f"{place}/{name}", text.encode()).commit()
+        return place
+
     def _write(self, name: str, parts: Mapping[str, Any], superseded: list[str]) -> None:
         """Stage every part, where a full disk shows; then let them appear, `runs` last."""
         staged: dict[str, Staged] = {}

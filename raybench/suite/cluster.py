@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from raybench.errors import RequestError
 from raybench.suite.probe import probe_node
 from raybench.suite.track import Scale
 
 Backend = Literal["nccl", "gloo"]
+Key = TypeVar("Key")
 PROBE_TIMEOUT_S = 90.0
 
 
@@ -101,30 +102,49 @@ def probe_ray(*, timeout_s: float = PROBE_TIMEOUT_S, strict: bool = True) -> Clu
         address = str(node["NodeManagerAddress"])
         asking = task.options(num_cpus=0, max_retries=0, scheduling_strategy=here)
         asked[asking.remote(address)] = (node_id, address)
-    deadline = time.monotonic() + timeout_s
-    free = _free_resources()
-    nodes, faults = [], []
-    for reference, (node_id, address) in asked.items():
-        try:
-            found = ray.get(reference, timeout=max(0.1, deadline - time.monotonic()))
-        except ray.exceptions.GetTimeoutError:
-            ray.cancel(reference, force=True)
-            faults.append(f"{address} gave no answer in {timeout_s:.0f} s")
-        except Exception as error:
-            faults.append(f"{address} failed ({_last_line(error)})")
-        else:
-            nodes.append(_node(found, node_id, free=free.get(node_id, {}), total=alive[node_id]["Resources"]))
+    free = free_resources()
+    answers, silent = collect(asked, timeout_s, on_late=lambda reference: ray.cancel(reference, force=True))
+    nodes = [
+        _node(found, node_id, free=free.get(node_id, {}), total=alive[node_id]["Resources"])
+        for (node_id, _), found in answers.items()
+    ]
+    faults = [f"{address} {fault}" for (_, address), fault in silent.items()]
     if faults and (strict or not nodes):
         raise RequestError(f"cluster: {'; '.join(faults)}")
     _check_versions(nodes)
     return Cluster(tuple(sorted(nodes, key=_order)))
 
 
+def collect(
+    asked: Mapping[Any, Key], timeout_s: float, *, on_late: Callable[[Any], None]
+) -> tuple[dict[Key, Any], dict[Key, str]]:
+    """What remote calls answer, by the key of each; and of those that do not, why, in words that follow the key.
+
+    Args:
+        timeout_s: for all together.
+        on_late: called with the reference of each that gave no answer in time.
+    """
+    import ray
+
+    deadline = time.monotonic() + timeout_s
+    answers, faults = {}, {}
+    for reference, key in asked.items():
+        try:
+            answers[key] = ray.get(reference, timeout=max(0.1, deadline - time.monotonic()))
+        except ray.exceptions.GetTimeoutError:
+            on_late(reference)
+            faults[key] = f"gave no answer in {timeout_s:.0f} s"
+        except Exception as error:
+            faults[key] = f"failed ({_last_line(error)})"
+    return answers, faults
+
+
 def _order(node: Node) -> tuple[int, float, str]:
     return (-node.free_gpus, -node.free_cpus, node.address)
 
 
-def _free_resources() -> Mapping[str, Mapping[str, float]]:
+def free_resources() -> Mapping[str, Mapping[str, float]]:
+    """What the scheduler can still give, by Ray's name of the node."""
     from ray._private.state import available_resources_per_node
 
     return available_resources_per_node()  # type: ignore[no-any-return]

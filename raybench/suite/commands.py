@@ -21,7 +21,15 @@ DOCTOR_KINDS = ("topo", "nccl", "watchdog")
 def list_command(*, on_cluster: bool) -> Answer:
     """Tracks and cases; with `on_cluster` against the Ray cluster and with its nodes, else against this machine."""
     from raybench.suite.cluster import probe_local, probe_ray
-    from raybench.suite.listing import cluster_text, describe_cluster, list_text, listed_rows, plan_suite
+    from raybench.suite.listing import (
+        cluster_text,
+        describe_cluster,
+        describe_nccl,
+        list_text,
+        listed_rows,
+        nccl_text,
+        plan_suite,
+    )
 
     if on_cluster:
         from raybench.suite.embedded import connect
@@ -31,10 +39,12 @@ def list_command(*, on_cluster: bool) -> Answer:
     else:
         cluster = probe_local()
     plans = plan_suite(cluster)
+    nccl = describe_nccl() if on_cluster else None
     text = list_text(plans, cluster)
-    if on_cluster:
-        text = f"{cluster_text(cluster)}\n\n{text}"
-    return Answer(text=text, document=document(0, rows=listed_rows(plans), cluster=describe_cluster(cluster)))
+    if nccl is not None:
+        text = f"{cluster_text(cluster)}\n{nccl_text(nccl)}\n\n{text}"
+    body = document(0, rows=listed_rows(plans), cluster=describe_cluster(cluster), nccl=nccl)
+    return Answer(text=text, document=body)
 
 
 def run_command(request: Request, *, dry_run: bool) -> Answer:
@@ -189,12 +199,18 @@ def schedule_command(
     return Answer(text=text, document=document(0, **body))
 
 
-def doctor_command(arguments: Sequence[str]) -> Answer:
-    """What files of topology, NCCL logs and watchdog reports say; several are read as one story."""
+def doctor_command(arguments: Sequence[str], out: Path | None = None) -> Answer:
+    """What files of topology, NCCL logs and watchdog reports say, several as one story; without files, the cluster."""
+    if not arguments:
+        from raybench.doctor.live.command import live_command
+
+        return live_command(out)
+    if out is not None:
+        raise RequestError(f"-o: {str(out)!r} would be the environment for a cluster; leave the files away")
     from raybench.doctor.read import read_file, story
     from raybench.doctor.render import render
 
-    if not arguments or len(arguments) % 2:
+    if len(arguments) % 2:
         kinds = "|".join(DOCTOR_KINDS)
         raise RequestError(f"doctor: give pairs of {kinds} and FILE, such as: raybench doctor nccl job.log")
     pairs = list(zip(arguments[::2], map(Path, arguments[1::2]), strict=True))

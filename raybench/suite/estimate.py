@@ -111,7 +111,7 @@ def step_waiting_s(work: Workload, case: Case) -> float:
     """Seconds of one step in which a timed model waits, with the bubble of 1F1B; 0 for other models."""
     if work.model.name != "timed":
         return 0.0
-    block_s = sum(work.model.options.get(name, 0.0) for name in TIMES_MS) / 1e3 / case.layout.tensor
+    block_s = sum(float(work.model.options.get(name, 0.0)) for name in TIMES_MS) / 1e3 / case.layout.tensor
     blocks = work.model.num_layers / case.layout.pipeline
     return (work.num_micro_batches + case.layout.pipeline - 1) * blocks * block_s
 

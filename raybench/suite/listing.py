@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -95,16 +95,53 @@ def cluster_text(cluster: Cluster) -> str:
             f"interface {node.interface or 'unknown'}"
         )
     versions = ", ".join(f"{name} {version}" for name, version in cluster.versions.items())
-    return "\n".join([*lines, f"versions: {versions}", _nccl_text()])
+    return "\n".join([*lines, f"versions: {versions}"])
 
 
-def _nccl_text() -> str:
-    """Which NCCL settings the cluster chose, and which there are."""
-    from raybench.suite.nccl_env import VARIABLE, load_environments, resolve, selected
+def describe_nccl() -> dict[str, Any]:
+    """The NCCL settings that the ranks of this cluster get unless `--nccl-env` says otherwise.
 
-    known = f"--nccl-env knows {', '.join(load_environments())}"
-    chosen = selected()
-    if chosen is None:
-        return f"NCCL settings: none chosen by the cluster; {known}"
-    settings = " ".join(f"{name}={value}" for name, value in resolve(chosen, VARIABLE).items())
-    return f"NCCL settings: {chosen} ({settings}); {known}"
+    Returns:
+        `chosen`: the name that the cluster's file chose, or None; `title`; `settings`: one object a variable with its
+        value, why it has it and since which version it is read; `inherited`: what this node's environment has besides;
+        `known`: names that `--nccl-env` takes.
+
+    Raises:
+        RequestError: the cluster chose a name that is not known.
+    """
+    from raybench.suite.nccl_env import VARIABLE, load_environments, resolve, selected, settings_of
+    from raybench.suite.rows import inherited_settings
+
+    chosen, known = selected(), load_environments()
+    settings: list[dict[str, Any]] = []
+    if chosen in known:
+        settings = [setting.model_dump() for setting in settings_of(str(chosen)).values()]
+    elif chosen is not None:
+        settings = [
+            {"name": name, "value": value, "why": f"line of {chosen}", "since": None}
+            for name, value in resolve(chosen, VARIABLE).items()
+        ]
+    names = {setting["name"] for setting in settings}
+    return {
+        "chosen": chosen,
+        "title": known[chosen].title if chosen in known else None,
+        "settings": settings,
+        "inherited": {name: value for name, value in inherited_settings().items() if name not in names},
+        "known": list(known),
+    }
+
+
+def nccl_text(nccl: Mapping[str, Any]) -> str:
+    """What `describe_nccl` found, for a person."""
+    title = f" ({nccl['title']})" if nccl["title"] else ""
+    choice = f"{nccl['chosen']}{title}, chosen by the cluster" if nccl["chosen"] else "none chosen by the cluster"
+    lines = [f"NCCL settings: {choice}; --nccl-env knows {', '.join(nccl['known'])}"]
+    pairs = [f"{setting['name']}={setting['value']}" for setting in nccl["settings"]]
+    width = min(max(map(len, pairs), default=0), 40)
+    for pair, setting in zip(pairs, nccl["settings"], strict=True):
+        since = f" (since {setting['since']})" if setting["since"] else ""
+        lines.append(f"  {pair:<{width}}  {setting['why']}{since}")
+    if nccl["inherited"]:
+        here = " ".join(f"{name}={value}" for name, value in nccl["inherited"].items())
+        lines.append(f"  this node's environment has besides: {here}")
+    return "\n".join(lines)

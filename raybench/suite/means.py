@@ -22,6 +22,8 @@ class Store(Protocol):
 
     def write_trace(self, track: str, case: str, rank: int, data: bytes) -> None: ...
 
+    def write_hang(self, track: str, case: str, round: int, attempt: int, files: Mapping[str, str]) -> str: ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Means:

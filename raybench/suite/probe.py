@@ -7,12 +7,12 @@ import platform
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from raybench import __version__
+from raybench.worker.network import interface_of
 
 
 def probe_node(address: str) -> dict[str, Any]:
@@ -96,27 +96,3 @@ def gpus() -> list[dict[str, Any]]:
 
 def _mebibytes(text: str) -> int | None:
     return int(text) * 2**20 if text.strip().isdigit() else None
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface that carries an IPv4 address, or None where it cannot be told."""
-    import fcntl
-    import struct
-
-    for name in _interfaces():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                request = struct.pack("256s", name.encode()[:15])
-                found = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
-            except OSError:
-                continue
-        if socket.inet_ntoa(found[20:24]) == address:
-            return name
-    return None
-
-
-def _interfaces() -> Iterator[str]:
-    try:
-        yield from (name for _, name in socket.if_nameindex())
-    except OSError:
-        return

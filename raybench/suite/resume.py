@@ -32,6 +32,8 @@ class Recorded:
     batches: Mapping[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     """With `micro_batch: largest`, the columns that tell what was found, by track and case."""
     last_attempts: Mapping[str, int] = field(default_factory=dict)
+    num_nodes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Nodes that each case's rounds were on, by track and case."""
 
     def restore(self, run: TrackRun) -> None:
         """Put a track where the suite left it: what was measured is done, what failed is not tried again."""
@@ -39,6 +41,7 @@ class Recorded:
         for name, state in run.states.items():
             state.gate = self.gates.get((run.name, name))
             state.batch = self.batches.get((run.name, name), {})
+            state.num_nodes = self.num_nodes.get((run.name, name))
             for number, (status, reason) in self.rounds.get((run.name, name), {}).items():
                 if status == "ok":
                     state.done.add(number)
@@ -52,6 +55,7 @@ def find_suite(results: str, suite_id: str, request: Mapping[str, Any]) -> str |
     Raises:
         RequestError: the suite named is not there, or was asked for something else.
     """
+    from raybench.results.folder import shown
     from raybench.results.store import newest_suite, request_hash, suites
 
     if not suite_id:
@@ -59,7 +63,9 @@ def find_suite(results: str, suite_id: str, request: Mapping[str, Any]) -> str |
         return None if newest is None else newest.suite_id
     found = {suite.suite_id: suite for suite in suites(results)}
     if suite_id not in found:
-        raise RequestError(f"--resume: there is no suite {suite_id!r} in {results} (it has {_some(list(found))})")
+        raise RequestError(
+            f"--resume: there is no suite {suite_id!r} in {shown(results)} (it has {_some(list(found))})"
+        )
     if found[suite_id].request_hash != request_hash(request):
         raise RequestError(
             f"--resume: suite {suite_id} was asked for something else (repeat its tracks and options, or leave the "
@@ -85,17 +91,20 @@ def read_suite(results: str, suite_id: str, cluster: Cluster, *, force: bool) ->
     gates: dict[tuple[str, str], dict[str, Any]] = {}
     batches: dict[tuple[str, str], dict[str, Any]] = {}
     attempts: dict[str, int] = {}
+    num_nodes: dict[tuple[str, str], int] = {}
     for row in runs.to_dict("records"):
         place = (str(row["track"]), str(row["case"]))
         rounds.setdefault(place, {})[int(row["round"])] = (row["status"], _plain(row["reason"]))
         attempts[place[0]] = max(attempts.get(place[0], 0), int(row["attempt"]))
+        if row["status"] == "ok":
+            num_nodes[place] = int(row["num_nodes"])
         if row["gate"] == "passed":
             gates[place] = {
                 key: _plain(row[key]) for key in ("gate", "gate_scope", "gate_worst_parameter", "gate_worst_error")
             }
         if row["micro_batch"] == "largest" and row["status"] == "ok":
             batches[place] = {column: _plain(row[column]) for column in BATCH_COLUMNS}
-    return Recorded(suite_id, rounds, gates, batches, attempts)
+    return Recorded(suite_id, rounds, gates, batches, attempts, num_nodes)
 
 
 def _changes(runs: pd.DataFrame, cluster: Cluster) -> list[str]:

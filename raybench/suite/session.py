@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from raybench.errors import RequestError
 from raybench.models.sources import UnreachableError
@@ -37,8 +39,10 @@ def prepare(request: Request, cluster: Cluster) -> Prepared:
     """Plan every track of a request for a cluster.
 
     Raises:
-        RequestError: a track needs a key on a cluster without GPUs that it does not have.
+        RequestError: a track needs a key on a cluster without GPUs that it does not have, or nsys has nothing to watch.
     """
+    if request.with_nsys and not cluster.num_gpus:
+        raise RequestError("--nsys: this cluster has no GPU that nsys could watch (use --trace)")
     scale = request.scale or cluster.default_scale
     asked = request.tracks(scale)
     plans = tuple(_plan(track, named, request, cluster, alone=len(asked) == 1) for track, named in asked)
@@ -49,6 +53,8 @@ def prepare(request: Request, cluster: Cluster) -> Prepared:
                 "rank may take (such as 256)"
             )
     notes = []
+    if request.with_nsys:
+        notes.append(f"nsys: its reports are on every node in Ray's logs, here {nsys_folder()}")
     if scale == "full" and not cluster.num_gpus:
         notes.append("scale full without GPUs: these are sizes for GPUs, a step may take minutes")
     for plan in plans:
@@ -88,8 +94,17 @@ def connected_by(launcher: LauncherName, *, with_nsys: bool = False) -> Iterator
 
     if with_nsys:  # else raylets end nsys with its worker, before it has written its report
         os.environ.setdefault("RAY_process_group_cleanup_enabled", "0")
+        # Ray starts nsys around the `python` that its PATH has.
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     with orderly(), connect(), orderly():
         yield probe_ray()
+
+
+def nsys_folder() -> Path:
+    """Where Ray lets nsys write its reports on this node."""
+    import ray
+
+    return Path(ray._private.worker._global_node.get_logs_dir_path()) / "nsight"
 
 
 def drive(request: Request, prepared: Prepared, progress: Progress, *, suite_id: str) -> tuple[str, Outcome]:
@@ -147,9 +162,11 @@ def _recorded(request: Request, prepared: Prepared, record: dict[str, object], p
     """What the suite to go on with has; None for a new one."""
     if request.resume is None:
         return None
+    from raybench.results.folder import shown
+
     suite_id = find_suite(request.results, request.resume, record)
     if suite_id is None:
-        progress.note(f"--resume: {request.results} has no suite of this request, so a new one starts")
+        progress.note(f"--resume: {shown(request.results)} has no suite of this request, so a new one starts")
         return None
     return read_suite(request.results, suite_id, prepared.cluster, force=request.force)
 

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from raybench.results.schema import Status
-from raybench.suite.attempt import Attempt, Round
+from raybench.suite.attempt import Attempt, Blame, Place, Round
+from raybench.suite.capture import capture
 from raybench.suite.job import Job, RoundKey
 from raybench.suite.job_run import Broken, JobRun, one_line
 from raybench.suite.means import Means
@@ -36,8 +37,10 @@ class CaseState:
     """The gate's columns, once it passed."""
     batch: Mapping[str, Any] = field(default_factory=dict)
     """With `micro_batch: largest`, the columns that tell what was found (`BATCH_COLUMNS`)."""
-    cut: bool = False
-    """Whether the budget took rounds away."""
+    num_nodes: int | None = None
+    """Nodes that the rounds done were on."""
+    cut: str | None = None
+    """Why there are no more rounds though nothing went wrong with it; None while there are."""
 
     @property
     def left(self) -> list[int]:
@@ -46,7 +49,7 @@ class CaseState:
         return [number for number in self.rounds if number not in self.done]
 
     def describe_cut(self) -> str:
-        return f"{len(self.done)} of {len(self.rounds)} rounds, the budget is used up"
+        return f"{len(self.done)} of {len(self.rounds)} rounds, {self.cut}"
 
 
 class TrackRun:
@@ -78,6 +81,7 @@ class TrackRun:
     def run(self) -> None:
         """Do all rounds, in as many jobs as it takes; every case has a row afterwards."""
         self._skip_unfit()
+        self._keep_apart()
         while rounds := self.rounds_left():
             done_before = self._num_done()
             broken = self._run_job(rounds)
@@ -101,6 +105,21 @@ class TrackRun:
             self.plan = self.means.replan(self.plan)
             self.rows = replace(self.rows, plan=self.plan)
             self._skip_unfit()
+            self._keep_apart()
+
+    def _keep_apart(self) -> None:
+        """All rounds of a case are on equally many nodes: where there are fewer or more now, it keeps what it has."""
+        for name, state in self.states.items():
+            if self.plan.placement is None or state.num_nodes is None or not (left := state.left):
+                continue
+            if (now := self.plan.placement.num_nodes(state.case.layout.num_ranks)) != state.num_nodes:
+                self._cut(name, len(left), f"whose nodes were {state.num_nodes} and would now be {now}")
+
+    def _cut(self, name: str, num_rounds: int, why: str) -> None:
+        state = self.states[name]
+        state.cut = why
+        self.means.progress.drop(self.name, name, num_rounds)
+        self.means.progress.note(f"{self.name}:{name}: {state.describe_cut()}")
 
     def abandon(self, reason: str) -> None:
         """Give every case that is not done its row, skipped for `reason`."""
@@ -204,6 +223,8 @@ class TrackRun:
             if part.trace is not None:
                 self.means.store.write_trace(self.name, complete.case, part.rank, part.trace)
         state.done.add(complete.round)
+        if self.plan.placement is not None:
+            state.num_nodes = self.plan.placement.num_nodes(state.case.layout.num_ranks)
         window_ns, tokens = measured.get("window_ns"), measured.get("tokens")
         speed = tokens / window_ns * 1e9 if window_ns and tokens else None
         self.means.progress.round_ended(self.name, complete.case, complete.round, speed, str(run["gate"]))
@@ -224,7 +245,7 @@ class TrackRun:
     def _offend(self, state: CaseState, broken: Broken) -> None:
         """The row of the case that broke its job, with what each of its ranks did last."""
         attempt, blame = self._last, broken.blame
-        place = (str(blame.case), blame.round or 0)
+        place: Place = (str(blame.case), blame.round or 0)
         members = attempt.members.get(place, set())
         ranks = []
         for rank in sorted(members):
@@ -232,16 +253,25 @@ class TrackRun:
             operation = broken.last_operations.get(rank) if fault is None else fault.last_operation
             stack = fault.stack if isinstance(fault, RankFailed) else None
             ranks.append({**rank_row(rank, attempt.hellos), "last_operation": operation, "stack": stack})
+        reason = self._capture(place, members, blame) if blame.status == "timeout" else blame.reason
         self._end_case(
             state,
             blame.status,
-            blame.reason,
+            reason,
             attempt=self.attempt,
             round=place[1],
             hellos=_hellos(attempt, members),
             ranks=ranks,
             started_at=attempt.begun_at.get(place),
         )
+
+    def _capture(self, place: Place, members: Collection[int], blame: Blame) -> str:
+        """Keep what the ranks of a round that hung told; returns who did not come to what, and where it is kept."""
+        found = capture(self._last, members)
+        if found is None:
+            return blame.reason
+        folder = self.means.store.write_hang(self.name, *place, self.attempt, found.files)
+        return f"{found.sentence or blame.reason} (captured in {folder})"
 
     def _end_case(
         self,
@@ -278,9 +308,7 @@ class TrackRun:
             if not (left := state.left):
                 continue
             if self.deadline_unix_s is not None and state.done:
-                state.cut = True
-                self.means.progress.drop(self.name, name, len(left))
-                self.means.progress.note(f"{self.name}:{name}: {state.describe_cut()}")
+                self._cut(name, len(left), "the budget is used up")
             else:
                 reason = f"its job ended before round {left[0]}"
                 self._end_case(state, "failed", reason, attempt=self.attempt, round=left[0])

@@ -24,6 +24,8 @@ from raybench.traces.names import (
 )
 
 _VAGUE = ("p2p", "unknown")
+_MADE_OF = {"all_gather": "all_to_all", "reduce_scatter": "all_to_all"}
+"""What raybench sends on a CPU in place of gloo's own, which take longer."""
 
 
 @dataclass(slots=True)
@@ -127,6 +129,7 @@ def _take_labels(events: Events, found: list[tuple[int | None, Operation]]) -> l
         if place is not None:
             label, own = free.pop(place)
             if own is not None:
+                operation.collective = spoken_collective(own.kind) or operation.collective
                 operation.group, operation.group_size, operation.label = own.group, own.group_size, own.label
                 operation.payload_bytes = own.payload_bytes
         if label is not None:
@@ -136,11 +139,10 @@ def _take_labels(events: Events, found: list[tuple[int | None, Operation]]) -> l
 
 
 def _launches(events: Events, row: int, label: Label | None, operation: Operation) -> bool:
-    return (
-        label is not None
-        and spoken_collective(label.kind) == operation.collective
-        and int(events.begin[row]) <= operation.begin
-    )
+    if label is None or int(events.begin[row]) > operation.begin:
+        return False
+    collective = spoken_collective(label.kind) or ""
+    return operation.collective in (collective, _MADE_OF.get(collective))
 
 
 def _joined(found: list[tuple[int | None, Operation]]) -> list[Operation]:

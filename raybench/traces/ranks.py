@@ -39,8 +39,9 @@ def compare(reports: Sequence[RankReport]) -> Together:
 
     No rank can end an all-reduce (or another of `SYNCHRONISING`) before the last has begun it, and who begins last does
     not wait: the shortest duration of a group is the transfer, and what another rank needs longer is waiting. That
-    takes no common clock.
+    takes no common clock. The two ends of a send need one, which raybench's own traces have.
     """
+    on_one_clock = all(report.case for report in reports)
     matched = [False] * len(reports)
     last = [0] * len(reports)
     waited_for = [0.0] * len(reports)
@@ -52,6 +53,8 @@ def compare(reports: Sequence[RankReport]) -> Together:
             notes.append(problem)
             continue
         for same in zip(*rows, strict=True):
+            if same[0].collective == "p2p" and on_one_clock:
+                _wait_for_other_end(same)
             if same[0].collective not in SYNCHRONISING:
                 continue
             durations = [o.duration_ns for o in same]
@@ -72,6 +75,13 @@ def compare(reports: Sequence[RankReport]) -> Together:
         bubble=_bubbles(reports),
         notes=notes[:MAX_NOTES] + more,
     )
+
+
+def _wait_for_other_end(ends: Sequence[Operation]) -> None:
+    """Note in a send and its receive, on one clock, how long each had begun before the other had."""
+    begin = max(operation.begin for operation in ends)
+    for operation in ends:
+        operation.waiting_ns = min(begin - operation.begin, operation.duration_ns)
 
 
 def _in_order(report: RankReport, group: str) -> list[Operation]:

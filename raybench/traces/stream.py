@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+FIRST_BYTES = 1 << 12
 BLOCK_BYTES = 1 << 17
-"""Unpacked bytes taken at a time."""
+"""Unpacked bytes taken at a time: few of a small file, whose events become objects of several times their size."""
 MAX_HEAD_BYTES = 64 << 20
 """A trace whose events have not begun by then has none."""
 
@@ -51,13 +52,15 @@ def blocks(file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
     """The unpacked file; what ends early or is broken in the packed one is told in `problems`."""
     start = file.read(2)
     file.seek(0)
+    size = FIRST_BYTES
     if start != _GZIP_MAGIC:
-        while block := file.read(BLOCK_BYTES):
+        while block := file.read(size):
             yield block
+            size = min(2 * size, BLOCK_BYTES)
         return
     unpack, packed = zlib.decompressobj(wbits=31), b""
     while True:
-        packed = packed or file.read(BLOCK_BYTES)
+        packed = packed or file.read(size)
         if not packed:
             if not unpack.eof:
                 problems.append("the packed file ends early")
@@ -65,13 +68,14 @@ def blocks(file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
         if unpack.eof:  # several packed files, one after the other
             unpack = zlib.decompressobj(wbits=31)
         try:
-            block = unpack.decompress(packed, BLOCK_BYTES)
+            block = unpack.decompress(packed, size)
         except zlib.error:
             problems.append("the packed file is broken")
             return
         packed = unpack.unused_data if unpack.eof else unpack.unconsumed_tail
         if block:
             yield block
+            size = min(2 * size, BLOCK_BYTES)
 
 
 def pieces(path: Path, around: Surroundings, parse: Parse) -> None:
@@ -91,7 +95,7 @@ def pieces(path: Path, around: Surroundings, parse: Parse) -> None:
         pending = _events_begin(source, around)
         more = pending
         while more:
-            if (cut := _last_cut(pending)) is not None and parse(b"[" + pending[: cut[0]] + b"]", False):
+            if (cut := _last_cut(pending)) is not None and parse(_listed(pending, 0, cut[0]), False):
                 pending = pending[cut[1] :]
             else:
                 end, closed = _parse_carefully(pending, parse, around)
@@ -99,7 +103,7 @@ def pieces(path: Path, around: Surroundings, parse: Parse) -> None:
                 if closed:
                     around.tail = _opened(pending + source.rest(MAX_HEAD_BYTES))
                     return
-            more = source.rest(max(BLOCK_BYTES, len(pending) - BLOCK_BYTES))
+            more = source.rest(max(1, len(pending) - BLOCK_BYTES))
             pending += more
         end, closed = _parse_carefully(pending, parse, around)
         if closed:
@@ -151,12 +155,18 @@ def _last_cut(pending: bytes) -> tuple[int, int] | None:
     reach = 1 << 16
     while True:
         begin = max(0, len(pending) - reach)
-        cuts = [(cut.start() + 1, cut.end()) for cut in _BETWEEN_EVENTS.finditer(pending, begin)]
-        if cuts:
-            return cuts[-1]
+        cut = None
+        for cut in _BETWEEN_EVENTS.finditer(pending, begin):  # noqa: B007
+            pass
+        if cut is not None:
+            return cut.start() + 1, cut.end()
         if begin == 0:
             return None
         reach *= 8
+
+
+def _listed(pending: bytes, begin: int, end: int) -> bytes:
+    return b"".join((b"[", memoryview(pending)[begin:end], b"]"))
 
 
 def _spans(pending: bytes) -> tuple[list[tuple[int, int]], int | None]:
@@ -192,7 +202,7 @@ def _parse_carefully(pending: bytes, parse: Parse, around: Surroundings) -> tupl
 
 def _parse_spans(pending: bytes, spans: list[tuple[int, int]], parse: Parse) -> int:
     """All at once, or, where one of them is broken, in ever smaller parts; how many could not be read at all."""
-    if not spans or parse(b"[" + pending[spans[0][0] : spans[-1][1]] + b"]", True):
+    if not spans or parse(_listed(pending, spans[0][0], spans[-1][1]), True):
         return 0
     if len(spans) == 1:
         return 1

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from raybench.doctor.marks import TRANSFERS, WAIT, among
 from raybench.worker.clock import ClockOffset
 from raybench.worker.communication import Axis, Operation, Recorder
 
-SEND, RECEIVE = "send", "receive"
+SEND, RECEIVE = TRANSFERS
 
 
 class Channel:
@@ -29,6 +30,7 @@ class Channel:
         """`ranks` are the sender and the receiver, of which `rank` is one."""
         self.name = name
         self.ranks = ranks
+        self.where = f"{name} {among(ranks, is_transfer=True)}"
         self._peer = ranks[1 - ranks.index(rank)]
         self._group = group
         self._recorder = recorder
@@ -36,39 +38,41 @@ class Channel:
     def send(self, tensor: Tensor, *, label: str) -> Transfer:
         """Begin to send `tensor`, which must not change until `wait` has returned."""
         dense = tensor.contiguous()
-        operation = self._recorder.begin(SEND, label, self, dense)
+        mark, operation = self._recorder.begin(SEND, label, self, dense)
         work = dist.isend(dense, self._peer, group=self._group)
-        return Transfer(work, dense, self._recorder, label, operation)
+        return Transfer(work, dense, self._recorder, mark, operation)
 
     def receive(self, buffer: Tensor, *, label: str) -> Transfer:
         """Begin to receive into `buffer`, contiguous, which is whole once `wait` has returned."""
-        operation = self._recorder.begin(RECEIVE, label, self, buffer)
+        mark, operation = self._recorder.begin(RECEIVE, label, self, buffer)
         work = dist.irecv(buffer, self._peer, group=self._group)
-        return Transfer(work, buffer, self._recorder, label, operation)
+        return Transfer(work, buffer, self._recorder, mark, operation)
 
 
 class Transfer:
     """A send or receive under way; it keeps its tensor until it is waited for."""
 
     def __init__(
-        self, work: dist.Work | None, tensor: Tensor, recorder: Recorder, label: str, operation: Operation | None
+        self, work: dist.Work | None, tensor: Tensor, recorder: Recorder, mark: str, operation: Operation | None
     ) -> None:
         assert work is not None, "this rank is not a member of the channel's group"
         self._work = work
         self._tensor: Tensor | None = tensor
         self._recorder = recorder
-        self._label = label
+        self._mark = mark
         self._operation = operation
         self._begun = recorder.event() if operation is not None else None
         recorder.launched()
 
-    def wait(self) -> Tensor:
+    def wait(self, why: str = "") -> Tensor:
         """The tensor, once it has arrived: on a GPU for what follows on the compute stream, else for the host.
 
+        `why` is noted behind what is waited for, such as `, to compute 1F0`.
         A recorded operation ends here. Where `exposed_ns` is nearly zero it had ended before, unseen.
         """
-        assert self._tensor is not None, f"{self._label} is waited for twice"
+        assert self._tensor is not None, f"{self._mark} is waited for twice"
         tensor, self._tensor = self._tensor, None
+        self._recorder.marks.mark(f"{WAIT}{self._mark}{why}")
         operation = self._operation
         if operation is None:
             self._work.wait()

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from raybench.doctor.marks import WAIT, among, text_of
 from raybench.traces.label import Label
 from raybench.worker import exchange
 from raybench.worker.spans import Spans
@@ -35,6 +36,8 @@ class Among(Protocol):
     """Whom an operation is among: an axis, or the two ends of a channel."""
 
     name: str
+    where: str
+    """Its name and ranks, as marks tell them."""
 
     @property
     def ranks(self) -> tuple[int, ...]: ...
@@ -85,6 +88,8 @@ class Recorder:
         """Operations begun so far, recorded or not."""
         self.annotations: Annotations | None = None
         """Named ranges around launches, while a trace is recorded."""
+        self._counts: dict[str, int] = {}
+        """Operations begun so far among each set of ranks."""
         self._events: list[tuple[Operation, Any, Any, Any]] = []
         self._origin: tuple[int, Any] = (0, None)
 
@@ -104,11 +109,19 @@ class Recorder:
             self.step = None
             self._resolve_events()
 
-    def begin(self, kind: str, label: str, axis: Among, tensor: Tensor) -> Operation | None:
-        self.marks.mark(f"{kind} {label} over {axis.name}")
+    def mark(self, kind: str, label: str, axis: Among) -> str:
+        """Note that an operation begins; returns what was noted."""
+        number = self._counts[axis.where] = self._counts.get(axis.where, 0) + 1
+        text = text_of(kind, label, axis.where, number)
+        self.marks.mark(text)
+        return text
+
+    def begin(self, kind: str, label: str, axis: Among, tensor: Tensor) -> tuple[str, Operation | None]:
+        """Note that an operation begins, and record it in an instrumented step; returns the mark and the record."""
+        text = self.mark(kind, label, axis)
         self.num_begun += 1
         if self.step is None:
-            return None
+            return text, None
         payload = tensor.numel() * tensor.element_size()
         if self.annotations is not None:
             self.annotations.launch(Label.of(kind, axis.name, axis.ranks, payload, label))
@@ -117,7 +130,7 @@ class Recorder:
             len(self.operations), self.step, kind, label, axis.name, axis.size, payload, wire, time.time_ns()
         )
         self.operations.append(operation)
-        return operation
+        return text, operation
 
     def launched(self) -> None:
         """What began last is launched."""
@@ -154,13 +167,14 @@ class Pending:
         self,
         work: dist.Work | exchange.Exchange | None,
         recorder: Recorder,
-        label: str,
+        mark: str,
         operation: Operation | None,
         finish: Callable[[], None] | None = None,
     ) -> None:
+        """`mark` is what was noted of its beginning."""
         self._work = work
         self._recorder = recorder
-        self._label = label
+        self._mark = mark
         self.operation = operation
         self._finish = finish
         self._begun = recorder.event() if operation is not None else None
@@ -181,7 +195,7 @@ class Pending:
         if self._work is None:
             self._end()
             return
-        self._recorder.marks.mark(f"wait {self._label}")
+        self._recorder.marks.mark(WAIT + self._mark)
         operation = self.operation
         if operation is None:
             self._work.wait()
@@ -215,6 +229,7 @@ class Axis:
         self.name = name
         self.ranks = tuple(ranks)
         """Global ranks in order along the axis."""
+        self.where = f"{name} {among(self.ranks)}"
         self.index = self.ranks.index(rank)
         """This rank's place along the axis."""
         self.group = group
@@ -226,15 +241,15 @@ class Axis:
 
     def all_reduce(self, tensor: Tensor, *, label: str) -> Pending:
         """Sum `tensor` over the axis, in place; begun at once, complete after `wait`."""
-        operation = self.recorder.begin("all_reduce", label, self, tensor)
-        return self._start(lambda t: dist.all_reduce(t, group=self.group, async_op=True), tensor, label, operation)
+        mark, operation = self.recorder.begin("all_reduce", label, self, tensor)
+        return self._start(lambda t: dist.all_reduce(t, group=self.group, async_op=True), tensor, mark, operation)
 
     def broadcast(self, tensor: Tensor, *, label: str, place: int = 0) -> Pending:
         """Give the `tensor` of the rank at `place` along the axis to all of its ranks, in place."""
-        operation = self.recorder.begin("broadcast", label, self, tensor)
+        mark, operation = self.recorder.begin("broadcast", label, self, tensor)
         source = self.ranks[place]
         return self._start(
-            lambda t: dist.broadcast(t, src=source, group=self.group, async_op=True), tensor, label, operation
+            lambda t: dist.broadcast(t, src=source, group=self.group, async_op=True), tensor, mark, operation
         )
 
     def reduce_scatter(self, output: Tensor, tensor: Tensor, *, label: str, in_order: bool = False) -> Pending:
@@ -246,40 +261,40 @@ class Axis:
             tensor: contiguous, `size` times as long; its content is lost.
             in_order: all ranks surely begin the axis' operations in one order, so that a backend's collective may do.
         """
-        operation = self.recorder.begin("reduce_scatter", label, self, tensor)
+        mark, operation = self.recorder.begin("reduce_scatter", label, self, tensor)
         if self.size == 1:
-            return Pending(None, self.recorder, label, None, lambda: _copy(output, tensor))
+            return Pending(None, self.recorder, mark, None, lambda: _copy(output, tensor))
         if self._exchanges(tensor, in_order):
             begun = exchange.reduce_scatter(output, tensor, self._members, self.index, self.size)
-            return Pending(begun, self.recorder, label, operation)
+            return Pending(begun, self.recorder, mark, operation)
         if tensor.device.type == "cpu":
-            return self._sum_of_all_to_all(output, tensor, label, operation)
+            return self._sum_of_all_to_all(output, tensor, mark, operation)
         work = dist.reduce_scatter_tensor(output, tensor, group=self.group, async_op=True)
-        return Pending(work, self.recorder, label, operation)
+        return Pending(work, self.recorder, mark, operation)
 
     def all_gather(self, output: Tensor, tensor: Tensor, *, label: str, in_order: bool = False) -> Pending:
         """Put every rank's `tensor` into `output`, one after the other along the first dimension; both contiguous.
 
         `tensor` may be this rank's part of `output` itself; `in_order` as in `reduce_scatter`.
         """
-        operation = self.recorder.begin("all_gather", label, self, output)
+        mark, operation = self.recorder.begin("all_gather", label, self, output)
         if self.size == 1:
-            return Pending(None, self.recorder, label, None, lambda: _copy(output, tensor))
+            return Pending(None, self.recorder, mark, None, lambda: _copy(output, tensor))
         if self._exchanges(output, in_order):
             begun = exchange.all_gather(output, tensor, self._members, self.index, self.size)
-            return Pending(begun, self.recorder, label, operation)
+            return Pending(begun, self.recorder, mark, operation)
         if tensor.device.type == "cpu":  # the same bytes as gloo's own all-gather, in about half of its time
             sent = tensor.flatten().repeat(self.size)
             work = dist.all_to_all_single(output.view(-1), sent, group=self.group, async_op=True)
-            return Pending(work, self.recorder, label, operation)
+            return Pending(work, self.recorder, mark, operation)
         work = dist.all_gather_into_tensor(output, tensor, group=self.group, async_op=True)
-        return Pending(work, self.recorder, label, operation)
+        return Pending(work, self.recorder, mark, operation)
 
     def gather_objects(self, value: object) -> list[Any]:
         """Every rank's `value`, in order along the axis; for results and checks, never inside a timed window."""
         if self.size == 1:
             return [value]
-        self.recorder.marks.mark(f"gather objects over {self.name}")
+        self.recorder.mark("gather", "objects", self)
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
@@ -287,7 +302,7 @@ class Axis:
     def barrier(self, label: str) -> None:
         """Wait for all ranks of the axis."""
         if self.size > 1:
-            self.recorder.marks.mark(f"barrier {label} over {self.name}")
+            self.recorder.mark("barrier", label, self)
             dist.barrier(group=self.group)
 
     def _exchanges(self, whole: Tensor, in_order: bool) -> bool:
@@ -298,11 +313,11 @@ class Axis:
         is_small = whole.numel() * whole.element_size() <= exchange.CHUNK_BYTES
         return whole.device.type == "cpu" and not (in_order and is_small)
 
-    def _sum_of_all_to_all(self, output: Tensor, tensor: Tensor, label: str, operation: Operation | None) -> Pending:
+    def _sum_of_all_to_all(self, output: Tensor, tensor: Tensor, mark: str, operation: Operation | None) -> Pending:
         """A reduce-scatter that moves no more than it has to: every rank gets the summands of its part."""
         received = torch.empty_like(tensor)
         work = dist.all_to_all_single(received, tensor, group=self.group, async_op=True)
-        return Pending(work, self.recorder, label, operation, lambda: exchange.sum_parts(output, received, self.size))
+        return Pending(work, self.recorder, mark, operation, lambda: exchange.sum_parts(output, received, self.size))
 
     @property
     def _members(self) -> dist.ProcessGroup:
@@ -313,15 +328,15 @@ class Axis:
         self,
         launch: Callable[[Tensor], dist.Work | None],
         tensor: Tensor,
-        label: str,
+        mark: str,
         operation: Operation | None,
     ) -> Pending:
         if self.size == 1:
-            return Pending(None, self.recorder, label, None)
+            return Pending(None, self.recorder, mark, None)
         if tensor.is_contiguous():
-            return Pending(launch(tensor), self.recorder, label, operation)
+            return Pending(launch(tensor), self.recorder, mark, operation)
         dense = tensor.contiguous()
-        return Pending(launch(dense), self.recorder, label, operation, lambda: _copy(tensor, dense))
+        return Pending(launch(dense), self.recorder, mark, operation, lambda: _copy(tensor, dense))
 
 
 @torch.no_grad()

@@ -209,9 +209,13 @@ class _Worker:
         return None
 
     def _tracing(self, key: RoundKey, mesh: Mesh) -> TracePlan | None:
-        """A case is traced once, in its last round: profilers may leave a process slower than it was."""
-        last = max(other.round for other in self.job.rounds if other.case == key.case)
-        if not self.job.trace_steps or key.round != last:
+        """A case is traced once, in its last round: profilers may leave a process slower than it was.
+
+        Under a deadline, which later rounds may not meet, in its first.
+        """
+        rounds = [other.round for other in self.job.rounds if other.case == key.case]
+        traced = max(rounds) if self.job.deadline_unix_s is None else min(rounds)
+        if not self.job.trace_steps or key.round != traced:
             return None
         about = {
             "suite_id": self.job.suite_id,

@@ -1,9 +1,9 @@
-"""The marker: a page of shared memory in which a rank always notes its last operation.
+"""The marker: a little shared memory in which a rank always notes its last operations.
 
 The rank's witness reads it from another process, so that a rank which died, hangs or was stopped still tells
 what it did last. Writing takes about a microsecond: no system call, no lock, one `pack_into` a mark. A mark goes
-to the one of two slots that does not hold the newest; each slot begins and ends with the mark's number, so that a
-reader that meets a half-written one takes the other.
+to the slot that holds the oldest of 32; each slot begins and ends with the mark's number, so that a reader that meets
+a half-written one leaves it out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ TEXT_BYTES = 232
 CASE_BYTES = 256
 _OPERATION = Struct(f"<QqI{TEXT_BYTES}sQ")
 _ROUND = Struct(f"<QqqI{CASE_BYTES}sQ")
-_OPERATION_SLOTS = (0, 512)
-_ROUND_SLOTS = (1024, 1536)
-_SIZE = 4096
+HISTORY = 32
+"""How many operations are kept; a power of two."""
+_ROUND_SLOTS = (0, 512)
+_OPERATION_SLOTS = tuple(1024 + 320 * place for place in range(HISTORY))
+_SIZE = 12288
 _NOWHERE = -1
 
 
@@ -82,7 +84,7 @@ class Marker:
         number = self._operations = self._operations + 1
         data = text.encode()
         _OPERATION.pack_into(
-            self._memory, _OPERATION_SLOTS[number & 1], number, monotonic_ns(), len(data), data, number
+            self._memory, _OPERATION_SLOTS[number & (HISTORY - 1)], number, monotonic_ns(), len(data), data, number
         )
 
     def begin_round(self, case: str, round: int, deadline_monotonic_ns: int) -> None:
@@ -108,12 +110,22 @@ class Marker:
         return MarkerState(
             case=case[:case_size].decode(errors="replace") if inside else None,
             round=round if inside else None,
-            operation=text[: min(size, TEXT_BYTES)].decode(errors="ignore"),
+            operation=_decoded(text, size),
             since_ns=since_ns,
             deadline_ns=deadline_ns if inside else None,
         )
 
-    def _newest(self, layout: Struct, slots: tuple[int, int]) -> tuple[Any, ...]:
+    def history(self) -> tuple[tuple[float, str], ...]:
+        """The last operations, the oldest first, each with how long it was the last one, in seconds."""
+        slots = [_OPERATION.unpack_from(self._memory, slot) for slot in _OPERATION_SLOTS]
+        whole = sorted(fields for fields in slots if fields[0] == fields[-1] and fields[0])
+        ends = [*(fields[1] for fields in whole), monotonic_ns()][1:]
+        return tuple(
+            (round((end - since_ns) / 1e9, 6), _decoded(text, size))
+            for (_, since_ns, size, text, _), end in zip(whole, ends, strict=True)
+        )
+
+    def _newest(self, layout: Struct, slots: tuple[int, ...]) -> tuple[Any, ...]:
         """The fields of the slot with the highest number that is not half-written."""
         while True:
             found = [layout.unpack_from(self._memory, slot) for slot in slots]
@@ -127,3 +139,7 @@ class Marker:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _decoded(text: bytes, size: int) -> str:
+    return text[: min(size, TEXT_BYTES)].decode(errors="ignore")

@@ -76,6 +76,10 @@ class RankFailed:
     stack: str | None
     culprit: bool = True
     """False where the rank only follows another one: a peer that closed its connection, an order to stop."""
+    history: tuple[tuple[float, str], ...] = ()
+    """Its last operations, the oldest first, each with the seconds for which it was the last one told."""
+    flight: str | None = None
+    """JSON of torch's flight recorder, from a rank that hangs (`worker.flight`)."""
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,20 @@ def choose_interface(address: str) -> str | None:
 
 def interface_of(address: str) -> str | None:
     """Name of the interface that carries the IPv4 `address`, or None."""
+    return next((name for name, own in ipv4_addresses().items() if own == address), None)
+
+
+def ipv4_addresses() -> dict[str, str]:
+    """The first IPv4 address of every network interface that has one, by the interface's name."""
     import fcntl
 
+    found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
-                continue  # no IPv4 address
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from raybench.results.schema import Status
+from raybench.worker.flight import FlightThread
 from raybench.worker.identity import Identity
 from raybench.worker.marker import Marker
 from raybench.worker.messages import Farewell, Hello, RankFailed
@@ -74,8 +75,8 @@ class Presence:
         Raises:
             SinkLostError: the sink cannot be reached.
         """
-        with _shared_files() as (marker, stacks_fd):
-            process = _WitnessProcess(job, identity, marker, stacks_fd)
+        with _shared_files() as (marker, stacks_fd, flight_fd):
+            process = _WitnessProcess(job, identity, marker, stacks_fd, flight_fd)
             try:
                 outbox = Outbox(job.sink_address, job.sink_key, identity.rank)
                 process.wait_ready()
@@ -109,7 +110,7 @@ class Presence:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        state = self.marker.read()
+        state, history = self.marker.read(), self.marker.history()
         self.marker.end_round()
         try:
             with contextlib.suppress(SinkLostError):
@@ -127,6 +128,7 @@ class Presence:
                             last_operation=state.operation,
                             stack="".join(traceback.format_exception(error)),
                             culprit=culprit,
+                            history=history,
                         )
                     )
             if self._process is not None:
@@ -143,17 +145,19 @@ class Presence:
 class _WitnessProcess:
     """The witness, seen from the rank that started it."""
 
-    def __init__(self, job: RankJob, identity: Identity, marker: Marker, stacks_fd: int) -> None:
+    def __init__(self, job: RankJob, identity: Identity, marker: Marker, stacks_fd: int, flight_fd: int) -> None:
         import raybench
+
+        shared = (marker.fileno(), stacks_fd, flight_fd)
 
         root = str(Path(raybench.__file__).resolve().parents[1])
         # Without site-packages (-S) and the current folder (-P) it starts in a few milliseconds.
         self._popen = subprocess.Popen(
-            [sys.executable, "-S", "-P", "-m", "raybench.worker.witness", str(marker.fileno()), str(stacks_fd)],
+            [sys.executable, "-S", "-P", "-m", "raybench.worker.witness", *map(str, shared)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            pass_fds=(marker.fileno(), stacks_fd),
+            pass_fds=shared,
             env={"PYTHONPATH": root, "PATH": os.environ.get("PATH", os.defpath)},
             start_new_session=True,
             cwd="/",
@@ -161,7 +165,7 @@ class _WitnessProcess:
         assert self._popen.stdin is not None
         self._pipe_fd: int | None = self._popen.stdin.fileno()
         os.register_at_fork(after_in_child=self._forget)
-        self._stacks_fd = stacks_fd
+        self._stacks_fd, self._flight_fd = stacks_fd, flight_fd
         faulthandler.register(DUMP_SIGNAL, file=stacks_fd, all_threads=True)
         faulthandler.enable(file=stacks_fd, all_threads=True)
         host, port = job.sink_address
@@ -169,10 +173,13 @@ class _WitnessProcess:
         self.tell(json.dumps(asdict(assignment)).encode() + b"\n")
 
     def wait_ready(self) -> None:
+        """Return once the witness watches; from then on it may ask for the flight recorder's content."""
         assert self._popen.stdout is not None
         with self._popen.stdout as answers:
             ready, _, _ = select.select([answers], [], [], READY_S)
             answer = answers.readline().decode().strip() if ready else f"no answer within {READY_S:g} s"
+            if answer == "ready":
+                FlightThread(os.dup(answers.fileno()), os.dup(self._flight_fd))
         if answer != "ready":
             raise SinkLostError(f"the rank's witness did not start: {answer or 'it ended at once'}")
 
@@ -196,6 +203,7 @@ class _WitnessProcess:
         faulthandler.unregister(DUMP_SIGNAL)
         faulthandler.enable(file=2, all_threads=True)
         os.close(self._stacks_fd)
+        os.close(self._flight_fd)
 
     def _forget(self) -> None:
         """In a forked child: let go of the pipe, whose closing must mean this rank's death."""
@@ -205,14 +213,16 @@ class _WitnessProcess:
 
 
 @contextlib.contextmanager
-def _shared_files() -> Iterator[tuple[Marker, int]]:
-    """A marker and a file for stacks, already without a name once the witness has them: nothing to clean up."""
+def _shared_files() -> Iterator[tuple[Marker, int, int]]:
+    """A marker, a file for stacks and one for the flight recorder's content, already without a name once the witness
+    has them: nothing to clean up."""
     memory = Path("/dev/shm")  # not on a disk, whose write-back would stall marks
     parent = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="raybench-", dir=parent) as folder:
         marker = Marker.create(Path(folder) / "marker")
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        yield marker, os.open(Path(folder) / "stacks", flags, 0o600)
+        stacks, flight = (os.open(Path(folder) / name, flags, 0o600) for name in ("stacks", "flight"))
+        yield marker, stacks, flight
 
 
 def classify(error: BaseException) -> tuple[Status, bool]:

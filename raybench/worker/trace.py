@@ -117,6 +117,8 @@ def _under_torch(
             for index, batch in enumerate(batches):
                 with recorder.recording(step=first_step + index):
                     strategy.step(batch)
+                    if index == len(batches) - 1:
+                        strategy.settle()  # what the next step would wait for
                 synchronize(recorder.device)
                 profiler.step()
                 if index == 0:
@@ -165,5 +167,6 @@ def _under_nsys(strategy: Strategy, batches: Sequence[Batch], recorder: Recorder
     for step, batch in enumerate(batches[1:], first_step + 1):
         with torch.cuda.nvtx.range(f"ProfilerStep#{step}"), recorder.recording(step):
             strategy.step(batch)
+    strategy.settle()
     synchronize(recorder.device)
     torch.cuda.profiler.stop()

@@ -3,11 +3,13 @@
 It shares the rank's marker, so it knows the last operation; it holds the other end of a pipe, so it notices the
 rank's death however that came about; it keeps its own connection to the sink, so it hears the order to stop and
 the driver's death. At a round's deadline, or at an order, it has the rank write the stacks of all its threads
-(`faulthandler`, which needs no cooperation of the interpreter), reports them, and kills the rank. It imports
-nothing heavy, and it always ends: with its rank, with the sink, or soon after either.
+(`faulthandler`, which needs no cooperation of the interpreter) and torch's flight recorder (`worker.flight`, which
+needs a little), reports them with the rank's last operations, and kills the rank. It imports nothing heavy, and it
+always ends: with its rank, with the sink, or soon after either.
 
-The rank starts it with the descriptors of the marker and of the stack file as arguments and its standard input
-as the pipe: one line of JSON (`Assignment`), then single letters (`LEAVING`, `QUIT`).
+The rank starts it with the descriptors of the marker and of the files for stacks and the flight recorder as arguments,
+and two pipes. Its standard input tells one line of JSON (`Assignment`), then single letters (`LEAVING`, `QUIT`); its
+standard output `ready` or what is wrong, then `FLIGHT` whenever the recorder's content is wanted.
 """
 
 from __future__ import annotations
@@ -34,18 +36,22 @@ LEAVING = b"l"
 """From the rank: it told its end itself and now closes its process group; nothing is to be reported any more."""
 QUIT = b"q"
 """From the rank: it no longer needs a witness."""
+FLIGHT = b"f"
+"""To the rank: write the flight recorder's content and a line's end."""
 
 HEARTBEAT_S = 2.0
 LOOK_S = 0.5
 """How often the marker's deadline is looked at."""
 DUMP_S = 2.0
-"""How long a rank may take to write its stacks."""
-MERCY_S = 1.5
-"""A rank is not killed sooner than this after its deadline, so that others with the same one report theirs first."""
+"""How long a rank may take to write its stacks, and then its flight recorder's content."""
+MERCY_S = 3.0
+"""A rank is not killed sooner than this after its deadline, so that others, which its end would wake, tell where they
+hang first: those with a deadline close by, and those that the driver asks two seconds after the first report."""
 LEAVE_S = 30.0
 """How long a rank may take to close its process group after its last word."""
 ORPHAN_S = 5.0
 """The same, once the driver is gone."""
+NO_STACK = "No stack"
 _MOST_STACK_CHARACTERS = 20_000
 
 
@@ -65,7 +71,9 @@ class Assignment:
 class Witness:
     """Watches one rank, its parent process."""
 
-    def __init__(self, assignment: Assignment, marker: Marker, stacks_fd: int, pipe_fd: int) -> None:
+    def __init__(
+        self, assignment: Assignment, marker: Marker, *, stacks_fd: int, flight_fd: int, pipe_fd: int, requests_fd: int
+    ) -> None:
         """Connect to the sink.
 
         Raises:
@@ -76,7 +84,9 @@ class Witness:
         self._thread = assignment.thread
         self._marker = marker
         self._stacks_fd = stacks_fd
+        self._flight_fd = flight_fd
         self._pipe_fd = pipe_fd
+        self._requests_fd = requests_fd
         self._leave_by_s: float | None = None
         self._out_of_memory_kills = _out_of_memory_kills()
         self._connection, _ = connect(
@@ -124,19 +134,16 @@ class Witness:
         state = self._marker.read()
         if state.deadline_ns is None or time.monotonic_ns() < state.deadline_ns:
             return False
-        stack = self._stacks()
         age_s = (time.monotonic_ns() - state.since_ns) / 1e9
-        self._try_report(
-            state, "timeout", f"the round did not end in time: {age_s:.1f} s in {state.operation!r}", stack
-        )
+        reason = f"the round did not end in time: {age_s:.1f} s in {state.operation!r}"
+        self._report_living(state, "timeout", reason, culprit=True)
         time.sleep(max(0.0, state.deadline_ns / 1e9 + MERCY_S - time.monotonic()))
         self._kill()
         return True
 
     def _end_by_order(self, reason: str) -> None:
         if self._leave_by_s is None:
-            state = self._marker.read()
-            self._try_report(state, "crashed", reason, self._stacks(), culprit=False)
+            self._report_living(self._marker.read(), "crashed", reason, culprit=False)
         self._kill()
 
     def _end_orphan(self) -> None:
@@ -163,9 +170,24 @@ class Witness:
         else:
             status = "crashed"
             reason = f"its process (pid {self._pid}) ended without a word, as after SIGKILL"
-        self._try_report(state, status, reason, stack or "No stack: the process was gone before it could be asked.")
+        self._try_report(state, status, reason, stack or f"{NO_STACK}: the process was gone before it could be asked.")
 
-    def _try_report(self, state: MarkerState, status: Status, reason: str, stack: str, *, culprit: bool = True) -> None:
+    def _report_living(self, state: MarkerState, status: Status, reason: str, *, culprit: bool) -> None:
+        """With all that the rank can still tell; one that writes no stack is not asked for more."""
+        stack = self._stacks()
+        flight = None if stack.startswith(NO_STACK) else self._flight()
+        self._try_report(state, status, reason, stack, culprit=culprit, flight=flight)
+
+    def _try_report(
+        self,
+        state: MarkerState,
+        status: Status,
+        reason: str,
+        stack: str,
+        *,
+        culprit: bool = True,
+        flight: str | None = None,
+    ) -> None:
         message = RankFailed(
             rank=self._rank,
             case=state.case,
@@ -175,6 +197,8 @@ class Witness:
             last_operation=state.operation,
             stack=stack,
             culprit=culprit,
+            history=self._marker.history(),
+            flight=flight,
         )
         try:
             self._connection.send(message)
@@ -189,7 +213,7 @@ class Witness:
         """Have the rank write the stacks of its threads; what came, or a sentence why nothing did."""
         begin = os.fstat(self._stacks_fd).st_size
         if os.getppid() != self._pid:
-            return "No stack: the process was gone before it could be asked."
+            return f"{NO_STACK}: the process was gone before it could be asked."
         os.kill(self._pid, DUMP_SIGNAL)
         end = time.monotonic() + DUMP_S
         size, quiet = begin, 0
@@ -198,7 +222,22 @@ class Witness:
             now = os.fstat(self._stacks_fd).st_size
             quiet = quiet + 1 if now == size > begin else 0
             size = now
-        return self._stack_file(begin) or f"No stack within {DUMP_S:g} s: {_why_silent(self._pid)}."
+        return self._stack_file(begin) or f"{NO_STACK} within {DUMP_S:g} s: {_why_silent(self._pid)}."
+
+    def _flight(self) -> str | None:
+        """The flight recorder's content as JSON, or None where the rank does not give it in time."""
+        begin = os.fstat(self._flight_fd).st_size
+        try:
+            os.write(self._requests_fd, FLIGHT)
+        except OSError:
+            return None
+        end = time.monotonic() + DUMP_S
+        while time.monotonic() < end and os.getppid() == self._pid:
+            size = os.fstat(self._flight_fd).st_size
+            if size > begin and os.pread(self._flight_fd, 1, size - 1) == b"\n":
+                return os.pread(self._flight_fd, size - begin, begin).decode(errors="replace").strip()
+            time.sleep(0.02)
+        return None
 
     def _stack_file(self, begin: int) -> str:
         """What the rank wrote after `begin`, its training thread first."""
@@ -244,14 +283,16 @@ def main() -> None:
         if not letter:
             return
         line += letter
-    marker = Marker.attach(int(sys.argv[1]))
+    marker_fd, stacks_fd, flight_fd = map(int, sys.argv[1:])
+    marker = Marker.attach(marker_fd)
     try:
-        witness = Witness(Assignment(**json.loads(line)), marker, int(sys.argv[2]), 0)
+        witness = Witness(
+            Assignment(**json.loads(line)), marker, stacks_fd=stacks_fd, flight_fd=flight_fd, pipe_fd=0, requests_fd=1
+        )
     except SinkLostError as error:
         os.write(1, f"{error}\n".encode())
         return
     os.write(1, b"ready\n")
-    os.close(1)
     witness.watch()
 
 

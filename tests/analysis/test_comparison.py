@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from raybench.analysis.comparison import Ranking, rank_cases, rates, scaling
+from raybench.report.content import build
 from raybench.results.store import Results, Writer, load
 from tests.results.made import TRACK, run_row, write_cases
 
@@ -64,6 +65,43 @@ def test_layouts_of_another_size_are_scaling_and_not_ranking(tmp_path: Path) -> 
     (kept,) = scaling(results.summary(), rates(results.runs))
     assert (kept.case, kept.other) == ("bucketed", "bucketed-one-node")
     assert kept.estimate.value == pytest.approx(0.8)
+
+
+def write_sizes(folder: Path, **columns: str) -> Results:
+    """zero3 trains on more tokens a step than the two others, and more of them a second."""
+    writer = Writer(folder, "s")
+    batches = {"bucketed": (5, 1.0), "torch-ddp": (5, 1.25), "zero3": (8, 1.25)}
+    for number in range(3):
+        for case, (size, seconds) in batches.items():
+            tokens = 200 * size
+            row = run_row(
+                micro_batch_size=size,
+                tokens_per_step=tokens,
+                tokens=10 * tokens,
+                window_ns=int(seconds * 1e9),
+                data_strategy=case,
+                peer="torch" if case == "torch-ddp" else None,
+                **columns,
+            )
+            writer.write_round(TRACK, case, 1, number, {"runs": [row]})
+    return load(folder)
+
+
+def test_sizes_found_by_each_case_are_compared(tmp_path: Path) -> None:
+    found = ranking(write_sizes(tmp_path / "largest", micro_batch="largest"))
+    assert found.cases == ("zero3", "bucketed", "torch-ddp")
+    assert found.over_second is not None
+    assert found.over_second.estimate.value == pytest.approx(1.28)
+    assert ranking(write_sizes(tmp_path / "given", micro_batch="given")).cases == ("bucketed", "torch-ddp")
+    assert ranking(write_sizes(tmp_path / "older")).cases == ("bucketed", "torch-ddp")
+
+
+def test_the_words_compare_sizes_token_by_token(tmp_path: Path) -> None:
+    (section,) = build(write_sizes(tmp_path, micro_batch="largest")).sections
+    assert section.answer[0].startswith("zero3 was fastest, 12,800 tokens/s")
+    assert "largest micro-batch that fits, 5 to 8 × 1 a data rank" in section.workload
+    told = "bucketed takes 35.0 ms more for the tokens of a step of zero3"
+    assert any(sentence.startswith(told) for sentence in section.explanation)
 
 
 def test_failed_cases_are_not_ranked(tmp_path: Path) -> None:

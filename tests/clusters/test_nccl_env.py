@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from raybench.errors import RequestError
+from raybench.suite.listing import describe_nccl, nccl_text
 from raybench.suite.nccl_env import VARIABLE, Environment, load_environments, resolve, selected, settings_of
 from tests.clusters.conftest import ROOT
 
@@ -92,3 +94,39 @@ def test_unknown_keys_of_the_data_are_refused() -> None:
     content["settings"][0]["sinse"] = content["settings"][0].pop("since")
     with pytest.raises(ValidationError):
         Environment.model_validate(content)
+
+
+def test_the_clusters_choice_is_listed_with_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("NCCL_", "GLOO_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(VARIABLE, "oci-ethernet")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=eth0")
+    monkeypatch.setenv("NCCL_IB_DISABLE", "0")  # the cluster's own choice goes over it
+    told = describe_nccl()
+    assert (told["chosen"], told["inherited"], told["known"]) == (
+        "oci-ethernet",
+        {"NCCL_SOCKET_IFNAME": "=eth0"},
+        NAMES,
+    )
+    assert {one["name"]: one["value"] for one in told["settings"]} == resolve("oci-ethernet")
+    first, *lines = nccl_text(told).splitlines()
+    assert first.startswith("NCCL settings: oci-ethernet (Oracle Cloud, Ethernet between the nodes")
+    assert all(name in first for name in NAMES)
+    for setting, line in zip(settings_of("oci-ethernet").values(), lines, strict=False):
+        assert line.startswith(f"  {setting.name}={setting.value} ")
+        assert line.endswith(f"{setting.why} (since {setting.since})")
+    assert lines[-1] == "  this node's environment has besides: NCCL_SOCKET_IFNAME==eth0"
+
+
+def test_no_choice_and_a_wrong_one_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert describe_nccl()["settings"] == []
+    assert nccl_text(describe_nccl()).startswith(
+        "NCCL settings: none chosen by the cluster; --nccl-env knows universal"
+    )
+    monkeypatch.setenv(VARIABLE, "oci-rmda")
+    with pytest.raises(RequestError, match=f"{VARIABLE}: 'oci-rmda' is not known; did you mean 'oci-rdma'"):
+        describe_nccl()
+    (tmp_path / "mine.env").write_text("NCCL_ALGO=Ring\n")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "mine.env"))
+    assert "NCCL_ALGO=Ring  line of " in nccl_text(describe_nccl())

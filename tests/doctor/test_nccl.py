@@ -115,10 +115,13 @@ def test_rays_mark_of_repeated_lines():
     assert {name: answer[name] for name in FACTS} == FACTS
 
 
-def test_dockers_json_log_files():
-    text = "".join(
-        json.dumps({"log": LINE + line + "\n", "stream": "stdout"}, separators=(",", ":")) + "\n" for line in HEALTHY
-    )
+@pytest.mark.parametrize("blank", ["", " "])
+@pytest.mark.parametrize(
+    "around", [lambda line: {"log": line + "\n", "stream": "stdout"}, lambda line: {"time": "10:11", "message": line}]
+)
+def test_lines_that_a_collector_wrote_as_json(around, blank):
+    marks = ("," + blank, ":" + blank)
+    text = "".join(json.dumps(around(LINE + line), separators=marks) + "\n" for line in HEALTHY)
     answer = read(text + '{"log":"cut\n{"log":5}\n')
     assert {name: answer[name] for name in FACTS} == FACTS
 

@@ -115,6 +115,8 @@ def test_render_shows_facts_findings_and_advice():
     assert max(len(line) for line in text.splitlines() if "|" not in line) <= 100
     assert "NIC0 = mlx5_7" in render(read_topo(NICS))
     assert "nothing found" in render(read_topo(NVLINK))
+    assert "docs/troubleshooting.md" in text
+    assert "docs/troubleshooting.md" not in render(read_topo(NVLINK))
 
 
 def test_render_of_every_kind():

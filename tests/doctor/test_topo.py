@@ -67,9 +67,42 @@ LAYOUTS = {
     "\t Link 0: 25 GB/s\nops@n1:~$ nvidia-smi topo -m\n" + TABS + LEGEND + "ops@n1:~$ GPU0 is fine\n",
     "a launcher's prefix on every line": "".join(f"[1,0]<stdout>:{line}\n" for line in TABS.splitlines()),
     "a host's name on every line": "".join(f"node7: {line}\n" for line in TABS.splitlines()),
+    **{
+        f"lines behind {prefix!r}": "".join(f"{prefix}{line}\n" for line in TABS.splitlines())
+        for prefix in (
+            *("> ", "| ", "# ", "worker-1  | ", "[rank0]: ", "3: ", "n7.example.org: ", "(Worker pid=7, ip=10.0.0.4) "),
+            *("2026-03-01T10:11:12.123456Z ", "2026-03-01T10:11:12.1Z stdout F ", "Mar 01 10:11:12 n1 job[12]: "),
+        )
+    },
+    "an editor's line numbers": "".join(f"{n:6}\t{line}\n" for n, line in enumerate(TABS.splitlines(), 1)),
+    "the same behind blanks": "".join(f"{n:6}  {line}\n" for n, line in enumerate(TABS.splitlines(), 1)),
+    "line numbers of grep": "".join(f"{n}:{line}\n" for n, line in enumerate(TABS.splitlines(), 1)),
     "rows in another order": "\n".join(TABS.splitlines()[i] for i in (0, 3, 2, 1, 4, 5, 6, 7)),
     "no end of line at the end": TABS.rstrip("\n"),
 }
+
+
+def large(num_gpus, num_nics):
+    """A board with an NVSwitch and a NIC for each pair of GPUs, as nvidia-smi prints it."""
+    names = [*(f"GPU{n}" for n in range(num_gpus)), *(f"NIC{n}" for n in range(num_nics))]
+    rows = ["\t" + "\t".join(names) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"]
+    for one in names:
+        links = [" X " if one == other else "NV18" if one[0] == other[0] == "G" else "SYS" for other in names]
+        rows.append("\t".join([one, *links, *(["0-47,96-143", "0", "", "N/A"] if one[0] == "G" else ["", "", ""])]))
+    return "\n".join([*rows, LEGEND, "NIC Legend:", "", *(f"  NIC{n}: mlx5_{n}" for n in range(num_nics))]) + "\n"
+
+
+@pytest.mark.parametrize("width", range(64, 200, 7))
+@pytest.mark.parametrize("sizes", [(8, 4), (16, 9)])
+def test_wrapped_by_a_narrow_terminal(sizes, width):
+    whole = large(*sizes)
+    lines = whole.expandtabs(8).splitlines()
+    wrapped = [line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width)]
+    expected, answer = read_topo(whole), read_topo("\n".join(wrapped))
+    assert expected["complete"]
+    assert (answer["gpus"], answer["nics"]) == (expected["gpus"], expected["nics"])
+    assert (answer["links"], answer["gpu_nic_links"]) == (expected["links"], expected["gpu_nic_links"])
+    assert answer["complete"]
 
 
 @pytest.mark.parametrize("text", LAYOUTS.values(), ids=LAYOUTS.keys())

@@ -326,6 +326,58 @@ def test_other_reports(text, code):
     assert codes(read_watchdog(text)) == [code]
 
 
+PEER = "[rank1]:[E1119 03:27:40.2 ProcessGroupNCCL.cpp:1484] [PG ID 0 PG GUID 0(default_pg) Rank 1] "
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        (
+            f"{PEER}ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring "
+            "enqueued collectives. This typically indicates a NCCL/CUDA API (e.g., CudaEventDestroy) hang",
+            "collective-timeout",
+            "no progress for 480 s",
+        ),
+        (
+            f"{PEER}Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog "
+            "hang.",
+            "collective-timeout",
+            "made no progress:",
+        ),
+        (
+            f"{PEER}Process group watchdog thread terminated with exception: NCCL error: remote process exited or "
+            "there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed.",
+            "peer-closed",
+            "only follows",
+        ),
+        (
+            "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer "
+            "[10.0.0.2]:35711",
+            "peer-closed",
+            "only follows",
+        ),
+        (
+            "[W1119 03:27:40.2 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=60, addr=[n2]:43300, "
+            "remote=[n1]:29500): failed to recv, got 0 bytes",
+            "peer-closed",
+            "only follows",
+        ),
+        (
+            "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no "
+            "error",
+            "wrong-interface",
+            "127.0.1.1",
+        ),
+    ],
+)
+def test_what_is_no_time_out_of_a_collective(text, code, says, end):
+    answer = read_watchdog(text.replace("\n", end) + end)
+    assert codes(answer) == [code]
+    assert says in answer["findings"][0]["message"]
+    assert answer["timeouts"] == []
+
+
 def test_missing_ranks_of_the_flight_recorder_are_named():
     text = "Not all ranks joining collective, sequence number: 3\ngroup info: 0:default_pg\nmissing ranks: {1, 4}\n"
     assert "rank 1, 4 never joined collective #3" in read_watchdog(text)["findings"][0]["message"]

@@ -9,7 +9,7 @@ import pytest
 
 from raybench.analysis.timeline import Block, merged
 from raybench.report import build
-from raybench.report.charts import Bar, Bars, Rows, colors, ticks
+from raybench.report.charts import Bar, Bars, Figure, Rows, colors, ticks
 from raybench.report.plots import figures
 from raybench.report.svg import draw
 from raybench.report.text import rate
@@ -51,7 +51,9 @@ def test_the_words_say_where_the_others_time_went(results: Results) -> None:
 def test_a_chart_is_one_picture_with_a_name(results: Results) -> None:
     for figure in figures(build(results)):
         for _, chart, basis in figure.charts:
-            picture = ET.fromstring(str(draw(chart, "x", figure.title, f"{figure.alternative}. {basis}")))
+            picture = ET.fromstring(
+                str(draw(chart, figure.colors, "x", figure.title, f"{figure.alternative}. {basis}"))
+            )
             assert picture.attrib["role"] == "img"
             assert picture.attrib["aria-labelledby"] == "x-t x-d"
             assert [child.tag for child in picture[:2]] == ["title", "desc"]
@@ -61,7 +63,7 @@ def test_a_chart_is_one_picture_with_a_name(results: Results) -> None:
 
 def test_bars_are_as_long_as_their_values() -> None:
     bars = Bars("t", "u", (Bar("a <b>", "1", (("x", 1.0), ("y", 3.0))), Bar("c", "failed", tone="bad")), str)
-    picture = ET.fromstring(str(draw(bars, "x", "t", "d")))
+    picture = ET.fromstring(str(draw(bars, {}, "x", "t", "d")))
     rects = [rect.attrib for rect in picture.iter("rect")]
     assert [(r["x"], r["width"]) for r in rects] == [("0.000%", "25.000%"), ("25.000%", "75.000%")]
     assert [text.text for text in picture.iter("text")][:1] == ["0.0"]
@@ -82,8 +84,21 @@ def test_ticks_are_round(reach: float, binary: bool, expected: list[float]) -> N
 
 
 def test_series_keep_their_colour_and_others_take_what_is_free() -> None:
-    found = colors(["compute", "all reduce, data", "waiting"])
-    assert (found["compute"], found["waiting"], found["all reduce, data"]) == ("teal", "orange", "blue")
+    found = colors([["compute", "all-reduce, data", "waiting"]])
+    assert (found["compute"], found["waiting"], found["all-reduce, data"]) == ("teal", "orange", "blue")
+
+
+def test_an_operation_has_one_colour_in_every_tracks_chart() -> None:
+    """Whatever stands before it there, and another than what stands beside it."""
+    one, two, three = ["a", "b"], ["c", "b", "d"], [f"e{i}" for i in range(6)] + ["d", "a"]
+    found = colors([one, two, three])
+    for series in (one, two, three):
+        assert len({found[name] for name in series}) == len(series)
+    charts = tuple(
+        (str(i), Bars("t", "u", (Bar("case", "", tuple((name, 1.0) for name in series)),), str), "basis")
+        for i, series in enumerate((one, two, three))
+    )
+    assert Figure("n", "t", "a", charts).colors == found
 
 
 def test_blocks_that_touch_become_one_and_the_invisible_go() -> None:

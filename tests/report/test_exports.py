@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -77,7 +77,9 @@ def test_mlflow_gets_a_run_a_case(folder: Path, monkeypatch: pytest.MonkeyPatch)
     fake.log_params = lambda values: calls.append(("params", values))
     fake.log_metrics = lambda values: calls.append(("metrics", values))
     fake.log_metric = lambda name, value, step: calls.append((name, (value, step)))
-    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    fake.exceptions = SimpleNamespace(MlflowException=RuntimeError)
+    for name, module in {"mlflow": fake, "sqlalchemy": ModuleType("a"), "alembic": ModuleType("b")}.items():
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert main(["report", "--export", "mlflow"]) == 0
     assert [name for kind, name in calls if kind == "run"] == ["naive", "bucketed", "torch-ddp"]
@@ -88,6 +90,36 @@ def test_mlflow_gets_a_run_a_case(folder: Path, monkeypatch: pytest.MonkeyPatch)
     metrics = next(value for kind, value in calls if kind == "metrics")
     assert metrics["tokens_per_s"] == pytest.approx(load("results").summary().tokens_per_s[0])
     assert ("loss/train", (pytest.approx(6.7), 3)) in calls
+
+
+@pytest.fixture
+def mlflow() -> Any:
+    """The package itself: `pip install raybench[mlflow]`."""
+    for name in ("sqlalchemy", "alembic"):
+        pytest.importorskip(name)
+    return pytest.importorskip("mlflow")
+
+
+def test_mlflow_itself_takes_the_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, mlflow: Any) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert main(["report", "--export", "mlflow"]) == 0
+    client = mlflow.MlflowClient(f"sqlite:///{folder / 'report' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name(f"raybench {TRACK}")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert sorted(runs) == ["bucketed", "naive", "torch-ddp"]
+    naive = runs["naive"]
+    assert (naive.info.status, naive.data.params["num_ranks"], "peer" in naive.data.params) == ("FINISHED", "2", False)
+    assert naive.data.metrics["tokens_per_s"] == pytest.approx(load("results").summary().tokens_per_s[0])
+    losses = client.get_metric_history(naive.info.run_id, "loss/train")
+    assert [point.step for point in losses] == list(range(3, 13))
+
+
+def test_where_mlflow_refuses_is_one_message(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mlflow: Any
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://x")
+    assert main(["report", "--export", "mlflow"]) == 2
+    assert "raybench: --export: mlflow at nonsense://x: " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -144,3 +144,17 @@ def test_it_reads_without_its_script(browser: Any, html: Path) -> None:
     assert visit.page.locator("#filter").is_hidden()
     assert visit.page.locator("figure svg[role=img]").count() >= 8
     visit.context.close()
+
+
+def test_paper_takes_all_of_it(browser: Any, html: Path) -> None:
+    """On an upright A4 page: no column is cut, no figure is split."""
+    visit = Visit(browser, html, viewport={"width": 718, "height": 1047})
+    visit.page.emulate_media(media="print")
+    wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+    assert visit.page.evaluate(wide) == 0
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 718
+    assert visit.page.locator("nav, form").filter(visible=True).count() == 0
+    style = "e => getComputedStyle(e).breakInside"
+    assert {figure.evaluate(style) for figure in visit.page.locator("figure").all()} == {"avoid"}
+    assert visit.page.pdf(format="A4").startswith(b"%PDF")
+    visit.context.close()

@@ -83,7 +83,7 @@ def test_noise_and_single_rounds_are_told_as_such(tmp_path: Path) -> None:
     noise = write_cases(tmp_path / "noise", {"naive": [100, 108, 95], "bucketed": [103, 100, 101]})
     assert "same within noise" in build(noise).sections[0].answer[0]
     once = write_cases(tmp_path / "once", {"naive": [100], "bucketed": [103]})
-    assert "one round gives no interval" in build(once).sections[0].answer[0]
+    assert "the only round, which gives no interval" in build(once).sections[0].answer[0]
     twice = write_cases(tmp_path / "twice", {"naive": [100, 150], "bucketed": [150, 100]})
     assert "(no useful interval from 2 rounds)" in build(twice).sections[0].answer[0]
     alone = write_cases(tmp_path / "alone", {"naive": [100]})

@@ -6,12 +6,42 @@ import os
 import signal
 import time
 
+import torch
 import torch.distributed as dist
 
 from raybench.suite.job import Job
+from raybench.suite.track import Case
+from raybench.worker.communication import Recorder
 from raybench.worker.identity import Identity
+from raybench.worker.mesh import Groups, Mesh
 from raybench.worker.messages import RoundBegun, RoundRows
 from raybench.worker.presence import Presence
+
+
+def _mesh(case: Case, identity: Identity, presence: Presence) -> Mesh:
+    layout, ranks = case.layout, range(identity.world_size)
+    groups = Groups(timeout_s=600)
+    groups.create(layout, ranks)
+    return Mesh(layout, ranks, identity.rank, groups, Recorder(presence.marker, torch.device("cpu")))
+
+
+def _skip(mesh: Mesh) -> None:
+    """Rank 1 leaves out the second bucket, and goes on to wait for something else."""
+    for bucket in range(3):
+        if (mesh.data.index, bucket) != (1, 1):
+            mesh.data.all_reduce(torch.ones(8), label=f"bucket {bucket}").wait()
+    mesh.recorder.marks.mark("optimizer")
+    time.sleep(3600)
+
+
+def _send(mesh: Mesh) -> None:
+    """Two neighbours both send more than any buffer holds, and only then would receive."""
+    own, big = mesh.pipeline.index, torch.ones(16 * 2**20)
+    mesh.channel(own, 1 - own).send(big, label="activations").wait()
+    mesh.channel(1 - own, own).receive(big, label="activations").wait()
+
+
+HANGS = {"skip": _skip, "send": _send}
 
 
 def run_job(job: Job, identity: Identity, presence: Presence) -> None:
@@ -32,6 +62,8 @@ def run_job(job: Job, identity: Identity, presence: Presence) -> None:
             raise MemoryError("cannot allocate 9 GiB")
         if part == f"sleep {key.round}" and identity.rank == 1:
             time.sleep(3600)
+        if part in (f"skip {key.round}", f"send {key.round}"):
+            HANGS[part.split()[0]](_mesh(case, identity, presence))
         if case.layout.num_ranks == identity.world_size:
             dist.barrier()
         time.sleep(float(os.environ.get("PLAY_ROUND_S", "0.05")))

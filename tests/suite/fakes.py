@@ -88,6 +88,7 @@ class MemoryStore:
 
     def __init__(self, *, fail_after: int | None = None) -> None:
         self.rounds: list[dict[str, Any]] = []
+        self.hangs: dict[str, Mapping[str, str]] = {}
         self.fail_after = fail_after
 
     def write_round(
@@ -96,6 +97,11 @@ class MemoryStore:
         if self.fail_after is not None and len(self.rounds) >= self.fail_after:
             raise StoreError("results r: cannot be written (No space left on device)")
         self.rounds.append({"track": track, "case": case, "attempt": attempt, "round": round, **tables})
+
+    def write_hang(self, track: str, case: str, round: int, attempt: int, files: Mapping[str, str]) -> str:
+        place = f"hangs/{track}/{case}/{attempt}-{round}"
+        self.hangs[place] = files
+        return place
 
     def runs(self, case: str | None = None) -> list[dict[str, Any]]:
         return [row for r in self.rounds for row in r["runs"] if case in (None, r["case"])]

@@ -22,7 +22,9 @@ NUM_RANKS = 2
 ANYWHERE = Placement(num_ranks=NUM_RANKS, cpus_per_rank=0.5)
 
 
-def make_job(sink: Sink, *, timeout_s: int = 600, environment: dict[str, str] | None = None) -> Job:
+def make_job(
+    sink: Sink, *, timeout_s: int = 600, environment: dict[str, str] | None = None, with_nsys: bool = False
+) -> Job:
     case = Case(name="one", layout=Layout(data=NUM_RANKS), strategy=StrategyNames(data="naive"))
     return Job(
         suite_id="test",
@@ -41,6 +43,7 @@ def make_job(sink: Sink, *, timeout_s: int = 600, environment: dict[str, str] | 
         sink_address=sink.address,
         sink_key=sink.key,
         environment=environment or {},
+        with_nsys=with_nsys,
     )
 
 

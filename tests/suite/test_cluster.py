@@ -68,7 +68,7 @@ class FakeRay:
         monkeypatch.setattr(ray, "get", self.get)
         monkeypatch.setattr(ray, "cancel", lambda reference, force: self.cancelled.append(reference))
         known = {n["NodeID"]: n["Resources"] for n in listed} if free is None else free
-        monkeypatch.setattr(module, "_free_resources", lambda: known)
+        monkeypatch.setattr(module, "free_resources", lambda: known)
 
     def options(self, **options: Any) -> FakeRay:
         assert options["num_cpus"] == 0

@@ -33,6 +33,7 @@ def drive(
     named: tuple[str, ...] = (),
     progress: Progress | None = None,
     replan=lambda plan: plan,
+    plans: list[TrackPlan] | None = None,
     **driver: object,
 ) -> tuple[Outcome, MemoryStore]:
     kept = store or MemoryStore()
@@ -44,7 +45,7 @@ def drive(
         patience=QUICK,
         replan=replan,
     )
-    plans = [plan_track(track, cluster(), named=named) for track in tracks]
+    plans = plans or [plan_track(track, cluster(), named=named) for track in tracks]
     rows = [RowMaker(suite_id="s", plan=plan, cluster=cluster(), nccl_env={"NCCL_DEBUG": "INFO"}) for plan in plans]
     outcome = Driver(means=means, **driver).run(list(zip(plans, rows, strict=True)))
     assert all(world.stopped) or world.before == "cannot start"
@@ -100,14 +101,19 @@ def test_a_lost_rank_ends_its_case_alone_and_the_row_says_what_every_rank_did():
     ("part", "status", "reason"),
     [
         ("oom", "out_of_memory", "rank 1: no memory (last: all-reduce)"),
-        ("late", "timeout", "rank 0: late (last: all-reduce)"),
-        ("hang", "timeout", "no rank ended itself at the time-out of 1 s, nor later within 0.3 s"),
+        ("late", "timeout", "rank 0: late (last: all-reduce) (captured in hangs/t/one/1-1)"),
+        (
+            "hang",
+            "timeout",
+            "no rank ended itself at the time-out of 1 s, nor later within 0.3 s (captured in hangs/t/one/1-1)",
+        ),
         ("quit", "crashed", "the controller died"),
     ],
 )
 def test_what_ends_a_case_is_its_status_and_reason(part: str, status: str, reason: str):
     outcome, store = drive(World({("one", 1): part}), make_track(THREE))
     assert [(row["status"], row["reason"]) for row in store.runs("one")] == [(status, reason)]
+    assert list(store.hangs) == (["hangs/t/one/1-1"] if status == "timeout" else [])
     assert store.statuses("two") == store.statuses("three") == ["ok"] * 3
     assert outcome.exit_code == 1
 
@@ -202,6 +208,28 @@ def test_after_a_crash_the_rest_is_planned_for_the_nodes_that_are_left():
     assert store.runs("three")[0]["reason"] == "needs 2 GPUs, the cluster has 1"
     assert len(world.jobs) == 1
     assert outcome.exit_code == 1
+
+
+def test_rounds_on_fewer_nodes_are_not_mixed_with_those_before():
+    track = make_track({"narrow": {"data": 2}, "wide": {"data": 4, "nodes": 2}, "mortal": {"data": 4, "nodes": 2}})
+    both = plan_track(track, cluster(node("10.0.0.1"), node("10.0.0.2")))
+
+    def replan(plan: TrackPlan) -> TrackPlan:
+        return plan_track(plan.track, cluster(node("10.0.0.1")))
+
+    outcome, store = drive(World({("mortal", 1): "die"}), track, plans=[both], replan=replan)
+    assert (store.statuses("narrow"), store.statuses("wide"), store.statuses("mortal")) == (
+        ["ok"] * 3,
+        ["ok"],
+        ["crashed"],
+    )
+    assert outcome.notes == ["t:wide: 1 of 3 rounds, whose nodes were 2 and would now be 1"]
+    assert outcome.statuses["t", "wide"] == "ok"
+
+    recorded = Recorded("s", {("t", "wide"): {1: ("ok", None)}}, num_nodes={("t", "wide"): 1})
+    outcome, store = drive(World(), track, plans=[both], recorded=recorded)
+    assert (len(store.statuses("narrow")), store.statuses("wide"), len(store.statuses("mortal"))) == (3, [], 3)
+    assert outcome.notes == ["t:wide: 1 of 3 rounds, whose nodes were 1 and would now be 2"]
 
 
 def test_a_case_that_does_not_fit_has_its_row_and_matters_only_where_it_was_named():

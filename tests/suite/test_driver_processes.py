@@ -18,6 +18,7 @@ import pytest
 
 import raybench
 from raybench import Results
+from raybench.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACK = """
@@ -30,6 +31,16 @@ cases:
   - {name: two, layout: {data: 2}, strategy: {data: bucketed}}
   - {name: three, layout: {data: 2}, strategy: {data: bucketed}}
 """
+HANGS = """
+title: Mine
+question: Which?
+workload: {sequence_length: 16}
+measure: {num_rounds: 1, timeout_s: 4}
+cases:
+  - {name: skip, layout: {data: 2}, strategy: {data: naive}}
+  - {name: send, layout: {pipeline: 2}, strategy: {pipeline: gpipe}}
+  - {name: after, layout: {data: 2}, strategy: {data: bucketed}}
+"""
 SLOW = {"PLAY_ROUND_S": "1"}
 
 
@@ -39,8 +50,10 @@ SLOW = {"PLAY_ROUND_S": "1"}
 class Run:
     """One `raybench run` of the track above, in a process group of its own, as under a shell."""
 
-    def __init__(self, folder: Path, *arguments: str, launcher: str = "torchrun", **parts: str) -> None:
-        (folder / "mine.yaml").write_text(TRACK)
+    def __init__(
+        self, folder: Path, *arguments: str, launcher: str = "torchrun", track: str = TRACK, **parts: str
+    ) -> None:
+        (folder / "mine.yaml").write_text(track)
         self.mark = uuid.uuid4().hex
         self.folder = folder
         environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
@@ -195,6 +208,40 @@ def test_a_rank_that_breaks_costs_its_case_alone(
     assert broken.last_operation.notna().all()
     assert broken["stack"].notna().all()
     assert time.monotonic() - begin < 150
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_deadlock_is_captured_and_its_row_names_the_rank_and_the_operation(
+    start, tmp_path: Path, launcher: str, capfd: pytest.CaptureFixture[str]
+):
+    code, body = start(launcher=launcher, track=HANGS, PLAY_SKIP="skip 1", PLAY_SEND="send 1").finish()
+    assert (code, statuses(tmp_path)) == (1, {"skip": ["timeout"], "send": ["timeout"], "after": ["ok"]})
+    reasons = {row["case"]: row["reason"] for row in body["rows"]}
+    assert reasons["skip"].startswith(
+        "rank 1 left out all_reduce bucket 1, #2 over data 0-1, which rank 0 began; rank 1 was at 'optimizer' "
+        "(suite/fake_loop.py:"
+    )
+    assert reasons["send"].startswith(
+        "ranks 0 and 1 wait for each other, and none receives: rank 0 in send activations over pipeline 0→1 #1; rank 1 "
+        "in send activations over pipeline 1→0 #1 (captured in hangs/"
+    )
+    for attempt, case in enumerate(("skip", "send"), 1):
+        folder = tmp_path / "results" / f"hangs/{body['suite_id']}/mine/{case}/{attempt}-1"
+        assert f"(captured in {folder.relative_to(tmp_path / 'results')})" in reasons[case]
+        found = [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
+        assert all(f"in _{case}" in rank["stack"] for rank in found)
+        assert [rank["last_operations"][-1]["seconds"] > 1 for rank in found] == [True, True]
+        # The doctor's reading is the one that its own command makes of these files.
+        files = [part for rank in (0, 1) for part in ("watchdog", str(folder / f"rank_{rank}.json"))]
+        assert main(["doctor", *files, "--json"]) == 0
+        read = json.loads(capfd.readouterr().out)
+        kept = json.loads((folder / "reading.json").read_text())
+        assert (read["verdict"], read["findings"][1]["code"]) == (kept["verdict"], "ranks-desynchronised")
+        assert kept["verdict"] in " ".join((folder / "reading.txt").read_text().split())
+    # gloo's flight recorder: three all-reduces in the first case, of which rank 0's last has not ended.
+    skip = [json.loads(path.read_text()) for path in sorted((tmp_path / "results/hangs").glob("*/mine/skip/*/rank_*"))]
+    ended = [[e["retired"] for e in rank["entries"] if e["profiling_name"] == "gloo:all_reduce"] for rank in skip]
+    assert ended == [[True, True, False], [True, True]]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 from tests.clusters.conftest import bed as bed
 from tests.testbed.bed import Testbed
-from tests.testbed.host import REPOSITORY, Host
+from tests.testbed.ray_by_hand import HOME, environment, two_hosts
 
 TRACK = """
 title: Two nodes
@@ -25,20 +25,6 @@ cases:
   - {name: narrow, layout: {data: 2}, strategy: {data: bucketed}}
   - {name: other, layout: {data: 2}, strategy: {data: bucketed}}
 """
-HOME = "/root"
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Of Ray itself, whose workers inherit it, and of the driver."""
-    path = f"{sys.prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    played = {"PYTHONPATH": str(REPOSITORY), "PLAY_ROUND_S": "4"}
-    return {"PATH": path, "HOME": HOME, "RAY_USAGE_STATS_ENABLED": "0", **played, **more}
-
-
-def start_ray(host: Host, *arguments: str) -> None:
-    host.run("iptables", "-F", "INPUT")
-    options = [f"--node-ip-address={host.internal_ip}", "--num-cpus=2", "--object-store-memory=100000000"]
-    host.run("ray", "start", *options, *arguments, env=environment(), cwd=HOME, timeout=120)
 
 
 class Said:
@@ -66,10 +52,7 @@ class Said:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_its_case_is_crashed_by_name_and_the_suite_goes_on_with_the_other_node(bed: Testbed) -> None:
-    head, worker = bed.add_host("rack-1"), bed.add_host("rack-2")
-    address = f"{head.internal_ip}:6379"
-    start_ray(head, "--head", "--port=6379", "--include-dashboard=false")
-    start_ray(worker, f"--address={address}")
+    head, worker, address = two_hosts(bed, PLAY_ROUND_S="4")
     head.namespace.path(f"{HOME}/mine.yaml").write_text(TRACK)
     command = [sys.executable, "-m", "tests.suite.play", "run", "mine.yaml", "--scale", "smoke", "--json"]
     driver = subprocess.Popen(

@@ -59,6 +59,13 @@ class Identity:
         lines["key_file"] = key_file
         return "[DEFAULT]\n" + "".join(f"{key}={value}\n" for key, value in lines.items())
 
+    @property
+    def secrets(self) -> dict[str, str]:
+        """What nobody else may see, by name: the private keys of the user and of instances, and instances' tokens."""
+        keys = {"the API key": self.user_key, "an instance's key": _pem(self._instance_key)}
+        tokens = [name.removeprefix("ST$") for name in list(self._expires)]
+        return {**keys, **{f"instance token {number}": token for number, token in enumerate(tokens)}}
+
     # Instance principals
 
     def certificate(self, instance: str) -> tuple[str, str]:

@@ -22,12 +22,14 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CLONE_NEWNET = 0x40000000
 
 
-def why_unavailable() -> str | None:
-    """The reason that hosts cannot be made here, or None."""
+def why_unavailable(*packages: str) -> str | None:
+    """The reason that hosts, or the programs of those packages, cannot be had here, or None."""
     if os.geteuid() != 0:
         return "needs root"
     try:
-        subprocess.run(["sh", str(HERE / "setup.sh")], check=True, capture_output=True, text=True, timeout=300)
+        subprocess.run(
+            ["sh", str(HERE / "setup.sh"), *packages], check=True, capture_output=True, text=True, timeout=300
+        )
         script = "mount -t tmpfs x /mnt && mkdir /mnt/u /mnt/w /mnt/m && "
         script += "mount -t overlay x -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/m && ip link add type veth"
         command = ["unshare", "--net", "--pid", "--fork", "--mount", "--uts", "--ipc", "sh", "-c", script]

@@ -14,38 +14,14 @@ import pytest
 
 from tests.testbed.bed import Testbed
 from tests.testbed.host import REPOSITORY, Host
+from tests.testbed.streams import streams
 
 pytestmark = pytest.mark.netns
-
-RECEIVE = """
-import socket, time
-server = socket.create_server(("0.0.0.0", 7000))
-print("ready", flush=True)
-connection, _ = server.accept()
-total, begin = 0, None
-while data := connection.recv(1 << 20):
-    begin = begin or time.perf_counter()
-    total += len(data)
-print(total * 8 / (time.perf_counter() - begin) / 1e6)
-"""
-SEND = """
-import socket, sys
-connection = socket.create_connection((sys.argv[1], 7000))
-for _ in range(int(sys.argv[2])):
-    connection.sendall(bytes(1 << 20))
-"""
 
 
 def stream(sender: Host, receiver: Host, megabytes: int) -> float:
     """Mbit/s of one TCP stream."""
-    for host in (sender, receiver):
-        host.run("iptables", "-F", "INPUT")
-    listening = receiver.namespace.enter([sys.executable, "-c", RECEIVE])
-    process = subprocess.Popen(listening, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "ready"
-    sender.run(sys.executable, "-c", SEND, receiver.internal_ip, str(megabytes), timeout=60)
-    return float(process.communicate(timeout=60)[0])
+    return streams((sender, receiver), megabytes=megabytes)[0] * 8 / 1e6
 
 
 def test_hosts_are_apart(bed: Testbed) -> None:

@@ -1,9 +1,11 @@
 """nsys's two exports, made small."""
 
+import csv
 import sqlite3
 
 import pytest
 
+from raybench.cli import main
 from raybench.traces.nsys import report_kernel_sums, report_sqlite
 from raybench.traces.stream import UnreadableTraceError
 
@@ -79,6 +81,30 @@ def test_kernel_sums(tmp_path):
         ("all_reduce", 6, 10_200),
     ]
     assert [(t.calls, t.time_ns) for t in found.top] == [(1000, 45_000), (10, 44_800), (6, 10_200)]
+
+
+def test_both_through_the_command(tmp_path, capfd):
+    """A database of one rank, sums of another: what the sums do not tell is empty."""
+    (tmp_path / "in").mkdir()
+    database(tmp_path / "in/rank_0.sqlite")
+    (tmp_path / "in/rank_1_cuda_gpu_kern_sum.csv").write_text(SUMS)
+    assert main(["traces", str(tmp_path / "in"), "-o", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out/summary.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["rank"], first["device"], first["idle_time_us"], first["all_reduce_calls"]) == (
+        "0",
+        "Made GPU",
+        "0.03",
+        "1",
+    )
+    assert (first["launch_wait_us"], first["num_steps"], first["pipeline_actions"]) == ("0.02", "1", "1")
+    assert (second["rank"], second["idle_time_us"], second["p2p_kernel_calls"], second["compute_time_us"]) == (
+        "1",
+        "",
+        "10",
+        "45.0",
+    )
+    assert "sums of kernels alone" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", SUMS.split("\n44.8")[0]])

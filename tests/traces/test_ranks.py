@@ -2,6 +2,7 @@
 
 import pytest
 
+from raybench.traces.label import Label
 from raybench.traces.rank import report_rank
 from raybench.traces.ranks import bus_bandwidth, compare
 from tests.traces import made
@@ -38,6 +39,25 @@ def test_broadcast_is_not_waiting(tmp_path):
     both = reports(tmp_path, [(name, 10, 40)], [(name, 40, 10)], **{"Collective name": "broadcast"})
     compare(both)
     assert [o.waiting_ns for r in both for o in r.operations] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "waits"), [((0, 0), (30_000, 0)), ((0, 15_000), (40_000, 0)), (None, (None, None))]
+)
+def test_two_ends_of_a_send_wait_on_one_clock_alone(tmp_path, offsets, waits):
+    """A receive is posted at 10 for 40, its send begins at 40; a receive never waits for longer than it lasts."""
+    both = []
+    for rank, (kind, begin, length) in enumerate([("receive", 10, 40), ("send", 40, 3)]):
+        label = str(Label.of(kind, "pipeline", (1, 0), 4000, "1F0"))
+        events = [made.annotation(label, begin, 1), made.annotation(f"gloo:{kind}", begin, length)]
+        about = (
+            {} if offsets is None else {"raybench": {"rank": rank, "ranks": [0, 1], "clock_offset_ns": offsets[rank]}}
+        )
+        path = made.write(tmp_path / f"rank_{rank}.json", made.document(events, rank=rank, world_size=2, **about))
+        both.append(report_rank(path))
+    together = compare(both)
+    assert tuple(o.waiting_ns for r in both for o in r.operations) == waits
+    assert together.straggler is None
 
 
 @pytest.mark.parametrize(

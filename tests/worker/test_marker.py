@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import timeit
 from pathlib import Path
 
 import pytest
 
-from raybench.worker.marker import CASE_BYTES, TEXT_BYTES, Marker, MarkerState
+from raybench.worker.marker import _OPERATION_SLOTS, CASE_BYTES, HISTORY, TEXT_BYTES, Marker, MarkerState
 
 
 @pytest.fixture
@@ -56,8 +57,22 @@ def test_case_name_that_does_not_fit_is_refused(marker):
 def test_half_written_slot_is_not_read(marker):
     marker.mark("whole")
     marker.mark("torn")
-    marker._memory[0:8] = (99).to_bytes(8, "little")  # as if the writer had died behind the first field
+    torn = _OPERATION_SLOTS[2]
+    marker._memory[torn : torn + 8] = (99).to_bytes(8, "little")  # as if the writer had died behind the first field
     assert marker.read().operation == "whole"
+    assert [text for _, text in marker.history()] == ["whole"]
+
+
+def test_the_last_operations_are_kept_with_their_times(marker):
+    assert marker.history() == ()
+    for number in range(3 * HISTORY + 5):
+        marker.mark(f"operation {number}")
+        if number == 3 * HISTORY:
+            time.sleep(0.05)
+    seconds, texts = zip(*marker.history(), strict=True)
+    assert list(texts) == [f"operation {number}" for number in range(2 * HISTORY + 5, 3 * HISTORY + 5)]
+    assert seconds[texts.index(f"operation {3 * HISTORY}")] >= 0.05
+    assert min(seconds) >= 0
 
 
 def test_null_marker_works_alike():

@@ -130,6 +130,10 @@ def test_deadline_ends_a_rank_with_its_stack(sink, start, behaviour):
     assert failed.reason.startswith("the round did not end in time: ")
     assert failed.stack.startswith("Training thread (most recent call first):")
     assert f"in {behaviour}" in failed.stack
+    ((seconds, operation),) = failed.history
+    assert (operation, seconds >= 1.0) == (f"step 3: {behaviour}", True)
+    # A rank without torch has no flight recorder; one that keeps the interpreter's lock cannot be asked.
+    assert failed.flight == ("{}" if behaviour == "wait" else None)
     assert rank.wait(5) == -signal.SIGKILL
     assert_ends(its_witness, 5)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -46,12 +46,15 @@ class FSDP2(Replicated):
         alone = [unit.module for unit in units if len(unit.parameters) == len(list(unit.module.parameters()))]
         for module in alone:
             fully_shard(module, mesh=mesh, reshard_after_forward=self.reshard_after_forward and module is not alone[-1])
+
+        def shard(root: nn.Module) -> nn.Module:
+            fully_shard(root, mesh=mesh, reshard_after_forward=False)
+            return root
+
         if isinstance(self.execution, TorchPipeline):
-            self.execution.wrap(
-                lambda stage: fully_shard(stage, mesh=mesh, reshard_after_forward=False), loss_factor=self.axis.size
-            )
+            self.execution.wrap(shard, loss_factor=self.axis.size)
         else:
-            fully_shard(self.model, mesh=mesh, reshard_after_forward=False)
+            shard(self.model)
         for earlier, later in pairwise(module for module in alone if isinstance(module, FSDPModule)):
             earlier.set_modules_to_forward_prefetch([later])
             later.set_modules_to_backward_prefetch([earlier])

@@ -144,11 +144,8 @@ class _Step:
 
     def end(self) -> None:
         """Return once all that this rank sent has arrived."""
-        if self._sends:
-            stages = sorted({send.stage for send in self._sends})
-            self.runner.mesh.recorder.marks.mark(f"stage {stages[0]}: waiting until its last sends have arrived")
         for transfer in self._sends.values():
-            transfer.wait()
+            transfer.wait(", at the end of the step")
 
     # Transfers
 
@@ -176,9 +173,7 @@ class _Step:
         """What the stage `neighbour` made for `action`, received or handed over on this rank."""
         receive = self.schedule.input_of(action)
         if receive is not None:
-            made = _label(receive.matching_send())
-            self.runner.mesh.recorder.marks.mark(f"stage {action.stage}: waiting for {made}, to compute {action}")
-            return self._receives.pop(receive).wait()
+            return self._receives.pop(receive).wait(f", to compute {action}")
         return self._outputs.pop(Action(action.kind, neighbour, action.micro_batch))
 
     # Computation
@@ -192,7 +187,7 @@ class _Step:
             is_last = action.stage == self.schedule.num_stages - 1
             given = torch.ones_like(self.loss) if is_last else self._take_input(action, action.stage + 1)
         for send in self.runner.releases.get(action, ()):
-            self._sends.pop(send).wait()
+            self._sends.pop(send).wait(f", before {action}")
         recorder = self.runner.mesh.recorder
         kind = SPANS[action.kind]
         recorder.marks.mark(f"stage {action.stage}: {kind.replace('_', ' ')} of micro-batch {action.micro_batch}")
