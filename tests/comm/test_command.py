@@ -161,7 +161,9 @@ def test_a_real_sweep_under_torchrun(tmp_path: Path) -> None:
     largest = rows[(rows.payload_bytes == 4096) & (rows.status == "ok")]
     assert set(largest.setting) == {"none", "one-thread"}
     assert largest[largest.kind != "send"].bus_bandwidth_bytes_per_s.between(1e4, 1e11).all()
-    assert largest.speedup[largest.setting == "one-thread"].between(0.01, 100).all()
+    speedups = largest.speedup[largest.setting == "one-thread"].dropna()  # null where one side had no time for the size
+    assert len(speedups)
+    assert speedups.between(0.01, 100).all()
     stored = pd.read_parquet(tmp_path / "r" / "collectives")
     assert set(stored["round"]) == {1, 2}
 

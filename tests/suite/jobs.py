@@ -15,10 +15,12 @@ from raybench.suite.job import Job, RoundKey
 from raybench.suite.launch import Launched, Launcher, Placement
 from raybench.suite.sink import Sink
 from raybench.suite.track import Case, Layout, Measure, ResolvedTrack, StrategyNames, Workload
-from raybench.worker.messages import Hello, Message, RankFailed, RankLost
+from raybench.worker.messages import Farewell, Hello, Message, RankFailed, RankLost
 
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = 2
+DRAIN_S = 10.0
+"""How long the last words of a job's ranks may take after its end."""
 ANYWHERE = Placement(num_ranks=NUM_RANKS, cpus_per_rank=0.5)
 
 
@@ -64,6 +66,12 @@ class Story:
     def culprits(self) -> list[int]:
         return sorted(m.rank for m in self.failures.values() if m.culprit)
 
+    @property
+    def is_told(self) -> bool:
+        """Whether every rank that came has told its end."""
+        ended = {m.rank for m in self.messages if isinstance(m, Farewell | RankFailed | RankLost)}
+        return {m.rank for m in self.messages if isinstance(m, Hello)} <= ended
+
     def of(self, kind: type) -> list[Message]:
         return [message for message in self.messages if isinstance(message, kind)]
 
@@ -102,8 +110,9 @@ def play(launcher: Launcher, placement: Placement = ANYWHERE, *, limit_s: float 
                 sink.stop_ranks("another rank failed")
         story.seconds = time.monotonic() - here_s
         story.ending = ending
-        while (message := sink.get(0.5)) is not None:
-            story.messages.append(message)
+        patience = time.monotonic() + DRAIN_S
+        while (message := sink.get(0.5)) is not None or not (story.is_told or time.monotonic() > patience):
+            story.messages += [] if message is None else [message]
     return story
 
 
