@@ -23,22 +23,36 @@ def _dump_after(rank: Rank, folder: str) -> tuple[dict, str]:
     requests, request = os.pipe()
     file = Path(folder) / str(rank.rank)
     flight.FlightThread(requests, os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-    os.write(request, b"f")
     end = time.monotonic() + 10
-    while not file.read_bytes().endswith(b"\n") and time.monotonic() < end:
-        time.sleep(0.01)
+    told = _ask(request, file, end)
+    while not _own(told, pair.group_name)[0]["retired"] and time.monotonic() < end:  # retired a moment after its end
+        told = _ask(request, file, end)
     os.close(request)
     dist.barrier()
     if rank.rank == 1:
         dist.broadcast(tensor, 1, group=pair)
     if hung is not None:
         hung.wait()
-    return json.loads(file.read_text()), pair.group_name
+    return told, pair.group_name
+
+
+def _ask(request: int, file: Path, end: float) -> dict:
+    """One more line of the recorder's content."""
+    before = file.stat().st_size
+    os.write(request, b"f")
+    while file.stat().st_size == before or not file.read_bytes().endswith(b"\n"):
+        assert time.monotonic() < end, "no answer"
+        time.sleep(0.01)
+    return json.loads(file.read_text().splitlines()[-1])
+
+
+def _own(told: dict, group: str) -> list[dict]:
+    return [entry for entry in told["entries"] if entry["process_group"][0] == group]
 
 
 def test_a_rank_in_an_operation_tells_it_and_the_ranks_of_its_groups(pools, tmp_path):
     for rank, (told, group) in enumerate(pools(2).run(_dump_after, str(tmp_path))):
-        entries = [entry for entry in told["entries"] if entry["process_group"][0] == group]
+        entries = _own(told, group)
         expected = [("gloo:all_reduce", True), ("gloo:broadcast", False)][: 2 - rank]
         assert [(entry["profiling_name"], entry["retired"]) for entry in entries] == expected
         assert json.loads(told["pg_config"][group]["ranks"]) == [0, 1]
