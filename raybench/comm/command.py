@@ -28,7 +28,7 @@ from raybench.errors import RequestError
 from raybench.results.sweep_writer import SweepWriter
 from raybench.suite.answer import Answer, document
 from raybench.suite.cluster import Cluster
-from raybench.suite.commands import check_writable, where_rows_are
+from raybench.suite.commands import check_file_writable, check_writable, where_rows_are
 from raybench.suite.job_run import Patience
 from raybench.suite.placement import NodePlacement, NodeShare
 from raybench.suite.request import LauncherName, new_suite_id
@@ -38,6 +38,8 @@ DEFAULT_SETTING, NO_SETTING = "default", "none"
 DEFAULT_RANKS_PER_NODE = 2
 """Where there are no GPUs."""
 MAX_CPUS_BESIDE_GPU = 8
+MAX_RANKS_PER_CORE = 16
+"""Of gloo: each rank is a process with threads of its own, and a host that has too many stops answering."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,8 @@ def comm_command(request: CommRequest) -> Answer:
     """
     asked = read(request)
     check_writable(request.results)
-    _check_png(request.png)
+    if request.png is not None:
+        check_file_writable("--png", request.png)
     from raybench.suite.progress import for_stream
     from raybench.suite.session import connected_by
 
@@ -132,11 +135,6 @@ def read_settings(names: str | None) -> dict[str, Mapping[str, str]]:
             raise RequestError(f"{OPTION}: {label!r} is named twice (each setting needs a name of its own)")
         found[label] = {} if name == NO_SETTING else resolve(name)
     return found
-
-
-def _check_png(png: Path | None) -> None:
-    if png is not None and not png.absolute().parent.is_dir():
-        raise RequestError(f"--png: {png}: there is no folder {png.absolute().parent}")
 
 
 def plan(request: CommRequest, asked: Asked, cluster: Cluster, suite_id: str) -> Sweep:
@@ -209,7 +207,16 @@ def place(cluster: Cluster, layout: Layout | None, ranks_per_node: int | None) -
         shares = [ranks_per_node or node.free_gpus for node in free]
     else:
         needed = DEFAULT_RANKS_PER_NODE if layout is None else -(-layout.num_ranks // len(free))
-        shares = [ranks_per_node or needed] * len(free)
+        share = ranks_per_node or needed
+        fewest = min(free, key=lambda node: node.num_cpus)
+        most = max(DEFAULT_RANKS_PER_NODE, int(fewest.num_cpus * MAX_RANKS_PER_CORE))
+        if share > most:
+            what = f"--ranks-per-node: {share}" if ranks_per_node else f"--layout: {share} ranks on a node"
+            raise RequestError(
+                f"{what} is not allowed (at most {most}, {MAX_RANKS_PER_CORE} for each of the {fewest.num_cpus:g} CPUs "
+                f"of {fewest.address})"
+            )
+        shares = [share] * len(free)
     each = min(node.free_cpus / share for node, share in zip(free, shares, strict=True))
     cpus = float(int(each)) if each >= 1 else int(each * 1000) / 1000
     return NodePlacement.of(
@@ -296,9 +303,15 @@ def answer(request: CommRequest, sweep: Sweep, outcome: Outcome) -> Answer:
         told, rows, body["links"] = table(measured, fitted, by_size=request.by_size), as_rows(measured), as_rows(fitted)
         lines = [*legend(measured), *lines]
         if request.png is not None and measured.time_ns.notna().any():
-            draw(measured, fitted, request.png)
-            body["png"] = str(request.png)
-            lines.append(f"wrote {request.png}")
+            try:
+                draw(measured, fitted, request.png)
+            except OSError as error:
+                errors.append(f"--png: {request.png} cannot be written ({error.strerror or error})")
+                lines.append(f"raybench: {errors[-1]}")
+                code = code or 1
+            else:
+                body["png"] = str(request.png)
+                lines.append(f"wrote {request.png}")
         lines.append(where_rows_are(place, sweep.suite_id))
     body |= {"suite_id": sweep.suite_id, "results": place, "budget_s": sweep.budget_s}
     return Answer(
