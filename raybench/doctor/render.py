@@ -14,7 +14,7 @@ _WIDTH = 100
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What steers a terminal, but for tabs and the ends of lines."""
 _TITLES = {"topo": "Topology", "nccl-log": "NCCL log", "watchdog": "PyTorch watchdog", "story": "Together"}
-_HIDDEN = ("kind", "findings", "hosts", "verdict", "files", "begun")
+_HIDDEN = ("kind", "findings", "hosts", "verdict", "files", "begun", "is_past")
 
 
 def render(result: Result) -> str:
