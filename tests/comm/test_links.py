@@ -107,7 +107,7 @@ def test_a_store_without_sweeps_or_with_them_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is not a folder, a suite_id"):
         links(tmp_path / "gone")
     write(tmp_path, "s1", {("a", 1): [row(8, 100)]})
-    with pytest.raises(StoreError, match="there are no results in it"):
+    with pytest.raises(StoreError, match=r"there are no results in it but sweeps of `raybench comm`"):
         load(tmp_path)
     assert len(load(tmp_path, "s1", of="collectives").collectives) == 1
     assert len(load(f"{tmp_path}@s1", of="collectives").collectives) == 1
