@@ -24,7 +24,7 @@ from raybench.comm.sweep import (
     parse_sizes,
     sizes_between,
 )
-from raybench.errors import RequestError
+from raybench.errors import RequestError, unknown
 from raybench.results.sweep_writer import SweepWriter
 from raybench.suite.answer import Answer, document
 from raybench.suite.cluster import Cluster
@@ -123,7 +123,7 @@ def read_settings(names: str | None) -> dict[str, Mapping[str, str]]:
     Raises:
         RequestError: one does not exist, or two have one name.
     """
-    from raybench.suite.nccl_env import OPTION, VARIABLE, resolve, selected
+    from raybench.suite.nccl_env import OPTION, VARIABLE, load_environments, resolve, selected
 
     if names is None:
         chosen = selected()
@@ -133,6 +133,9 @@ def read_settings(names: str | None) -> dict[str, Mapping[str, str]]:
         label = Path(name).stem if os.sep in name or Path(name).is_file() else name
         if label in found:
             raise RequestError(f"{OPTION}: {label!r} is named twice (each setting needs a name of its own)")
+        is_file = os.sep in name or Path(name).expanduser().is_file()
+        if name not in (NO_SETTING, *(named := load_environments())) and not is_file:
+            raise unknown(OPTION, name, (NO_SETTING, *named, "a file of KEY=VALUE"))
         found[label] = {} if name == NO_SETTING else resolve(name)
     return found
 
@@ -301,7 +304,7 @@ def answer(request: CommRequest, sweep: Sweep, outcome: Outcome) -> Answer:
     else:
         measured, fitted = sizes(loaded), links(loaded)
         told, rows, body["links"] = table(measured, fitted, by_size=request.by_size), as_rows(measured), as_rows(fitted)
-        lines = [*legend(measured), *lines]
+        lines = [*legend(measured, by_size=request.by_size), *lines]
         if request.png is not None and measured.time_ns.notna().any():
             try:
                 draw(measured, fitted, request.png)

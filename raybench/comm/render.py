@@ -183,9 +183,9 @@ LEGEND = (
 )
 
 
-def legend(measured: pd.DataFrame) -> list[str]:
+def legend(measured: pd.DataFrame, *, by_size: bool = False) -> list[str]:
     """What the columns mean, and what a reader could take for more than it is."""
-    lines = list(LEGEND if measured.overlap_slowdown.notna().any() else LEGEND[:3])
+    lines = list(LEGEND if measured.overlap_slowdown.notna().any() else LEGEND[:3])[int(by_size) :]
     if not _is_alone(measured):
         lines.append(f"× first: time under {plain(measured.setting.iloc[0])} ÷ time here, paired by round")
     above = measured[(measured.fraction_of_link > 1).fillna(False)]

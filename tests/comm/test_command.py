@@ -61,6 +61,7 @@ TWO_GPU_NODES = Cluster((node("10.0.0.1", gpus=2), node("10.0.0.2", gpus=2)))
         (["--layout", "data=2,tensr=2"], "--layout: 'tensr' is not known; did you mean 'tensor'?"),
         (["--dtypes", "fp16"], "--dtypes: 'fp16' is not known; did you mean 'bf16'? (allowed: fp32, bf16)"),
         (["--nccl-env", "none,nope"], "--nccl-env: 'nope' is not known"),
+        (["--nccl-env", "none,default"], "--nccl-env: 'default' is not known (allowed: none, universal, "),
         (["--nccl-env", "none,/gone.env"], "--nccl-env: there is no file '/gone.env'"),
         (["--ranks-per-node", "0"], "--ranks-per-node: '0' is not allowed (a whole number of at least 1)"),
         (["--ranks-per-node", "1"], "--groups: needs 2 ranks, there is 1 (see --ranks-per-node)"),

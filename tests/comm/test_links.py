@@ -89,6 +89,7 @@ def test_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert line.split()[1:8] == ["30.0", "1.00", "0.0", "%", "0", "%", "8"]
     assert "budget" not in out
     assert "1 size left out for the budget, the largest of each operation first" in legend(measured)
+    assert not [line for line in legend(measured, by_size=True) if "fitted" in line]
     narrow = io.StringIO()
     console_for(narrow, width=70).print(table(measured, fitted, by_size=False))
     assert "algbw" in out
