@@ -38,6 +38,8 @@ DEFAULT_SETTING, NO_SETTING = "default", "none"
 DEFAULT_RANKS_PER_NODE = 2
 """Where there are no GPUs."""
 MAX_CPUS_BESIDE_GPU = 8
+COPIES = 4
+"""What a rank holds at most, in payloads: sent, received, what was expected, and whether they are the same."""
 MAX_RANKS_PER_CORE = 16
 """Of gloo: each rank is a process with threads of its own, and a host that has too many stops answering."""
 
@@ -160,6 +162,9 @@ def plan(request: CommRequest, asked: Asked, cluster: Cluster, suite_id: str) ->
     if not names:
         raise RequestError(f"--groups: needs 2 ranks, there is {len(nodes)} (see --ranks-per-node)")
     used = [node for node in cluster.nodes if node.address in set(nodes)]
+    sizes = asked.sizes or sizes_between(*DEFAULT_SIZES[backend])
+    if backend == "gloo":
+        _check_memory(sizes[-1], placement, cluster)
     return Sweep(
         suite_id=suite_id,
         cases=tuple(
@@ -168,7 +173,7 @@ def plan(request: CommRequest, asked: Asked, cluster: Cluster, suite_id: str) ->
             for dtype in asked.dtypes
             for kind in asked.kinds
         ),
-        sizes=asked.sizes or sizes_between(*DEFAULT_SIZES[backend]),
+        sizes=sizes,
         settings=asked.settings,
         layout=asked.layout,
         num_rounds=request.num_rounds,
@@ -188,6 +193,20 @@ def plan(request: CommRequest, asked: Asked, cluster: Cluster, suite_id: str) ->
             "source_hash": this_code().source_hash,
         },
     )
+
+
+def _check_memory(largest: int, placement: NodePlacement, cluster: Cluster) -> None:
+    """Refuse sizes of which a host could not hold what its ranks keep: its other work would be ended, too."""
+    from raybench.report.text import count, size
+
+    memory = {node.address: node.memory_bytes for node in cluster.nodes}
+    for share in placement.nodes:
+        most = memory[share.address] // (share.num_ranks * COPIES)
+        if largest > most:
+            raise RequestError(
+                f"--sizes: {size(largest)} is not allowed (at most {size(most)}: {count(share.num_ranks, 'rank')} keep "
+                f"{COPIES} times a size each, and {share.address} has {size(memory[share.address])})"
+            )
 
 
 def place(cluster: Cluster, layout: Layout | None, ranks_per_node: int | None) -> NodePlacement:

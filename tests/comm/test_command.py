@@ -55,6 +55,7 @@ TWO_GPU_NODES = Cluster((node("10.0.0.1", gpus=2), node("10.0.0.2", gpus=2)))
         (["--operations", "all-reduc"], "--operations: 'all_reduc' is not known; did you mean 'all_reduce'? "),
         (["--operations", ","], "--operations: names nothing (allowed: all_reduce, "),
         (["--sizes", "8:x"], "--sizes: '8:x' is not allowed (MIN:MAX or MIN:MAX:FACTOR in bytes"),
+        (["--sizes", "3G"], "--sizes: 3.00 GiB is not allowed (at most 2.00 GiB: 2 ranks keep 4 times a size each, "),
         (["--groups", "nodes"], "--groups: 'nodes' is not known; did you mean 'node'? (allowed: node, across, all, "),
         (["--groups", "data"], "--groups: data is an axis of a layout, and no --layout is given"),
         (["--groups", "across"], "--groups: across needs 2 nodes, the cluster has 1"),
