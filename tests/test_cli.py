@@ -189,6 +189,18 @@ def test_a_job_that_cannot_start_and_an_interrupt(
     assert {row["case"]: row["reason"] for row in body["rows"]} == {"one": None, "two": "interrupted"}
 
 
+def test_an_interrupt_before_anything_ran_is_one_message(monkeypatch, capfd) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raybench.suite.commands.doctor_command", interrupted)
+    code = main(["doctor", "--json"])
+    out, _ = capfd.readouterr()
+    assert (code, json.loads(out)["errors"]) == (130, ["interrupted"])
+    assert main(["doctor"]) == 130
+    assert capfd.readouterr().err.strip() == "raybench: interrupted"
+
+
 def test_resume_runs_just_the_rest(own: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     local = ("--launcher", "torchrun", "--json")
     play(monkeypatch, World({("two", 1): "interrupt"}))

@@ -24,11 +24,11 @@ from raybench.comm.sweep import (
     parse_sizes,
     sizes_between,
 )
-from raybench.errors import RequestError
+from raybench.errors import RequestError, unknown
 from raybench.results.sweep_writer import SweepWriter
 from raybench.suite.answer import Answer, document
 from raybench.suite.cluster import Cluster
-from raybench.suite.commands import check_writable, where_rows_are
+from raybench.suite.commands import check_file_writable, check_writable, where_rows_are
 from raybench.suite.job_run import Patience
 from raybench.suite.placement import NodePlacement, NodeShare
 from raybench.suite.request import LauncherName, new_suite_id
@@ -38,6 +38,10 @@ DEFAULT_SETTING, NO_SETTING = "default", "none"
 DEFAULT_RANKS_PER_NODE = 2
 """Where there are no GPUs."""
 MAX_CPUS_BESIDE_GPU = 8
+COPIES = 4
+"""What a rank holds at most, in payloads: sent, received, what was expected, and whether they are the same."""
+MAX_RANKS_PER_CORE = 16
+"""Of gloo: each rank is a process with threads of its own, and a host that has too many stops answering."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,8 @@ def comm_command(request: CommRequest) -> Answer:
     """
     asked = read(request)
     check_writable(request.results)
-    _check_png(request.png)
+    if request.png is not None:
+        check_file_writable("--png", request.png)
     from raybench.suite.progress import for_stream
     from raybench.suite.session import connected_by
 
@@ -120,7 +125,7 @@ def read_settings(names: str | None) -> dict[str, Mapping[str, str]]:
     Raises:
         RequestError: one does not exist, or two have one name.
     """
-    from raybench.suite.nccl_env import OPTION, VARIABLE, resolve, selected
+    from raybench.suite.nccl_env import OPTION, VARIABLE, load_environments, resolve, selected
 
     if names is None:
         chosen = selected()
@@ -130,13 +135,11 @@ def read_settings(names: str | None) -> dict[str, Mapping[str, str]]:
         label = Path(name).stem if os.sep in name or Path(name).is_file() else name
         if label in found:
             raise RequestError(f"{OPTION}: {label!r} is named twice (each setting needs a name of its own)")
+        is_file = os.sep in name or Path(name).expanduser().is_file()
+        if name not in (NO_SETTING, *(named := load_environments())) and not is_file:
+            raise unknown(OPTION, name, (NO_SETTING, *named, "a file of KEY=VALUE"))
         found[label] = {} if name == NO_SETTING else resolve(name)
     return found
-
-
-def _check_png(png: Path | None) -> None:
-    if png is not None and not png.absolute().parent.is_dir():
-        raise RequestError(f"--png: {png}: there is no folder {png.absolute().parent}")
 
 
 def plan(request: CommRequest, asked: Asked, cluster: Cluster, suite_id: str) -> Sweep:
@@ -159,6 +162,9 @@ def plan(request: CommRequest, asked: Asked, cluster: Cluster, suite_id: str) ->
     if not names:
         raise RequestError(f"--groups: needs 2 ranks, there is {len(nodes)} (see --ranks-per-node)")
     used = [node for node in cluster.nodes if node.address in set(nodes)]
+    sizes = asked.sizes or sizes_between(*DEFAULT_SIZES[backend])
+    if backend == "gloo":
+        _check_memory(sizes[-1], placement, cluster)
     return Sweep(
         suite_id=suite_id,
         cases=tuple(
@@ -167,7 +173,7 @@ def plan(request: CommRequest, asked: Asked, cluster: Cluster, suite_id: str) ->
             for dtype in asked.dtypes
             for kind in asked.kinds
         ),
-        sizes=asked.sizes or sizes_between(*DEFAULT_SIZES[backend]),
+        sizes=sizes,
         settings=asked.settings,
         layout=asked.layout,
         num_rounds=request.num_rounds,
@@ -187,6 +193,20 @@ def plan(request: CommRequest, asked: Asked, cluster: Cluster, suite_id: str) ->
             "source_hash": this_code().source_hash,
         },
     )
+
+
+def _check_memory(largest: int, placement: NodePlacement, cluster: Cluster) -> None:
+    """Refuse sizes of which a host could not hold what its ranks keep: its other work would be ended, too."""
+    from raybench.report.text import count, size
+
+    memory = {node.address: node.memory_bytes for node in cluster.nodes}
+    for share in placement.nodes:
+        most = memory[share.address] // (share.num_ranks * COPIES)
+        if largest > most:
+            raise RequestError(
+                f"--sizes: {size(largest)} is not allowed (at most {size(most)}: {count(share.num_ranks, 'rank')} keep "
+                f"{COPIES} times a size each, and {share.address} has {size(memory[share.address])})"
+            )
 
 
 def place(cluster: Cluster, layout: Layout | None, ranks_per_node: int | None) -> NodePlacement:
@@ -209,7 +229,16 @@ def place(cluster: Cluster, layout: Layout | None, ranks_per_node: int | None) -
         shares = [ranks_per_node or node.free_gpus for node in free]
     else:
         needed = DEFAULT_RANKS_PER_NODE if layout is None else -(-layout.num_ranks // len(free))
-        shares = [ranks_per_node or needed] * len(free)
+        share = ranks_per_node or needed
+        fewest = min(free, key=lambda node: node.num_cpus)
+        most = max(DEFAULT_RANKS_PER_NODE, int(fewest.num_cpus * MAX_RANKS_PER_CORE))
+        if share > most:
+            what = f"--ranks-per-node: {share}" if ranks_per_node else f"--layout: {share} ranks on a node"
+            raise RequestError(
+                f"{what} is not allowed (at most {most}, {MAX_RANKS_PER_CORE} for each of the {fewest.num_cpus:g} CPUs "
+                f"of {fewest.address})"
+            )
+        shares = [share] * len(free)
     each = min(node.free_cpus / share for node, share in zip(free, shares, strict=True))
     cpus = float(int(each)) if each >= 1 else int(each * 1000) / 1000
     return NodePlacement.of(
@@ -294,11 +323,17 @@ def answer(request: CommRequest, sweep: Sweep, outcome: Outcome) -> Answer:
     else:
         measured, fitted = sizes(loaded), links(loaded)
         told, rows, body["links"] = table(measured, fitted, by_size=request.by_size), as_rows(measured), as_rows(fitted)
-        lines = [*legend(measured), *lines]
+        lines = [*legend(measured, by_size=request.by_size), *lines]
         if request.png is not None and measured.time_ns.notna().any():
-            draw(measured, fitted, request.png)
-            body["png"] = str(request.png)
-            lines.append(f"wrote {request.png}")
+            try:
+                draw(measured, fitted, request.png)
+            except OSError as error:
+                errors.append(f"--png: {request.png} cannot be written ({error.strerror or error})")
+                lines.append(f"raybench: {errors[-1]}")
+                code = code or 1
+            else:
+                body["png"] = str(request.png)
+                lines.append(f"wrote {request.png}")
         lines.append(where_rows_are(place, sweep.suite_id))
     body |= {"suite_id": sweep.suite_id, "results": place, "budget_s": sweep.budget_s}
     return Answer(

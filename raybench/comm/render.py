@@ -82,7 +82,7 @@ class _Column:
 
 
 TIMES = (
-    _Column("wrong", lambda row: number(row.num_wrong)),
+    _Column("wrong", lambda row: MISSING if row.status == "skipped" else number(row.num_wrong)),
     _Column("p50\nµs", lambda row: microseconds(row.p50_ns)),
     _Column("p95\nµs", lambda row: microseconds(row.p95_ns), 2),
     _Column("p99\nµs", lambda row: microseconds(row.p99_ns), 1),
@@ -183,9 +183,9 @@ LEGEND = (
 )
 
 
-def legend(measured: pd.DataFrame) -> list[str]:
+def legend(measured: pd.DataFrame, *, by_size: bool = False) -> list[str]:
     """What the columns mean, and what a reader could take for more than it is."""
-    lines = list(LEGEND if measured.overlap_slowdown.notna().any() else LEGEND[:3])
+    lines = list(LEGEND if measured.overlap_slowdown.notna().any() else LEGEND[:3])[int(by_size) :]
     if not _is_alone(measured):
         lines.append(f"× first: time under {plain(measured.setting.iloc[0])} ÷ time here, paired by round")
     above = measured[(measured.fraction_of_link > 1).fillna(False)]
@@ -226,7 +226,7 @@ def draw(measured: pd.DataFrame, fitted: pd.DataFrame, path: Path) -> None:
             title = group if _is_alone(measured) else f"{group}, {plain(setting, 40)}"
             _panel(left, right, part, own, title)
         _key(figure, measured)
-        figure.savefig(path, dpi=160)
+        figure.savefig(path, dpi=160, format="png")
 
 
 def _panel(left: Any, right: Any, part: pd.DataFrame, fitted: pd.DataFrame, title: str) -> None:

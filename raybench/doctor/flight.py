@@ -26,6 +26,8 @@ _LIBRARY = re.compile(
     r"(?:site-packages|dist-packages|lib/python3\.\d+)/|raybench/worker/(?:communication|channel|exchange)\.py"
 )
 
+_COMMUNICATES = re.compile(r"torch/distributed/|raybench/worker/(?:communication|channel|exchange)\.py")
+
 
 def is_flight_dump(text: str) -> bool:
     """A JSON object with the recorder's entries; pickled dumps are not read (unpickling runs code)."""
@@ -37,7 +39,7 @@ def flight_findings(text: str) -> Result:
 
     Of the answer, `pending` are operations that were begun and had not ended, the oldest first; `reached` says how
     many operations were begun in each group, and `begun` the last of them by number; `at` is where in the code the rank
-    was.
+    was, and `is_past` whether it got there after `last_operation` had ended.
     """
     dump = _parsed(text) or {}
     groups = _groups(dump)
@@ -49,7 +51,9 @@ def flight_findings(text: str) -> Result:
         begun.setdefault(mark.place, {})[str(mark.number)] = mark.label if mark.is_transfer else mark.name
         reached[mark.place] = max(mark.number, reached.get(mark.place, 0))
     stack = _training_frames(str(dump.get("stack") or ""))
-    if (last := _last_wait(dump)) is not None:
+    last = _last_wait(dump)
+    is_over = last is not None and _is_over(last, dump, stack)
+    if last is not None and not is_over:
         pending.append(_marked(last))
     if not pending and (call := _call(stack)) is not None:
         pending.append(_operation("?", None, call, CALLED))
@@ -61,6 +65,7 @@ def flight_findings(text: str) -> Result:
     return {
         "rank": rank if isinstance(rank, int) else None,
         "last_operation": next(iter(_texts(dump)[-1:]), None),
+        "is_past": is_over,
         "at": _place_in_code(stack),
         "pending": pending,
         "reached": reached,
@@ -166,6 +171,23 @@ def _last_wait(dump: dict[str, Any]) -> Mark | None:
     texts = _texts(dump)
     mark = read_mark(texts[-1]) if texts else None
     return mark if mark and (mark.is_wait or mark.kind in ("barrier", "gather")) else None
+
+
+def _is_over(mark: Mark, dump: dict[str, Any], stack: list[tuple[str, str, str]]) -> bool:
+    """Whether the wait for a collective has ended: the recorder has none left, and the stack is elsewhere.
+
+    No mark is made where a wait ends, so it stays the last one while the rank computes.
+    """
+    statuses = dump.get("pg_status")
+    if mark.is_transfer or not stack or not isinstance(statuses, dict) or not statuses:
+        return False
+    completed = all(
+        isinstance(status, dict)
+        and status.get("last_enqueued_collective") is not None
+        and status["last_enqueued_collective"] == status.get("last_completed_collective")
+        for status in statuses.values()
+    )
+    return completed and not any(_COMMUNICATES.search(path) for path, _, _ in stack)
 
 
 def _whole(value: Any) -> int | None:

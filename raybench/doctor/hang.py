@@ -14,6 +14,7 @@ from typing import Any
 
 from raybench.doctor.findings import Finding, Result, finding
 from raybench.doctor.flight import CALLED, WAITED_FOR
+from raybench.doctor.marks import WAIT
 from raybench.doctor.watchdog_findings import some
 
 _LOOK = "Look for a collective inside a condition that is not the same on every rank; `stack` of the rank tells where."
@@ -178,6 +179,8 @@ def _whereabouts(rank: int, dumps: Mapping[int, Result], group: str = "") -> str
     last, place = dump.get("last_operation"), dump.get("at")
     begun = list(dump.get("begun", {}).get(group, {}).items())
     where = f" ({place})" if place else ""
+    if last and place and dump.get("is_past"):
+        return f"rank {rank} was at {place}, after '{last.removeprefix(WAIT)}'"
     if last:
         return f"rank {rank} was at '{last}'{where}"
     if place:

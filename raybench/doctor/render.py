@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from typing import Any
 from raybench.doctor.findings import Finding, Result
 
 _WIDTH = 100
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What steers a terminal, but for tabs and the ends of lines."""
 _TITLES = {"topo": "Topology", "nccl-log": "NCCL log", "watchdog": "PyTorch watchdog", "story": "Together"}
-_HIDDEN = ("kind", "findings", "hosts", "verdict", "files", "begun")
+_HIDDEN = ("kind", "findings", "hosts", "verdict", "files", "begun", "is_past")
 
 
 def render(result: Result) -> str:
@@ -49,7 +52,7 @@ def finding_lines(item: Finding) -> Iterator[str]:
     yield ""
     yield from _wrapped(f"{item['severity'].upper()} {item['code']}: {item['message']}", "  ", "    ")
     if item["evidence"]:
-        yield f"    | {item['evidence']}"
+        yield f"    | {_CONTROL.sub('?', item['evidence'])}"
     for step in item["advice"]:
         yield from _wrapped(step, "    - ", "      ")
 

@@ -163,6 +163,10 @@ def _verdict(
         return (
             f"Nothing failed, but traffic goes over TCP although the host has RDMA NICs ({names}): see socket-fallback."
         )
+    unread = [item for item in findings if item["code"] == "not-recognised"]
+    if unread:
+        names = ", ".join(dict.fromkeys(Path(item["path"]).name for item in unread))
+        return f"Nothing can be said of {names}: not-recognised."
     warnings = [item for item in findings if item["severity"] == "warning"]
     if warnings:
         return f"Nothing failed. {len(warnings)} thing(s) to look at, first: {warnings[0]['code']}."

@@ -197,6 +197,8 @@ def load(
     loaded = Results(folder, found)
     if getattr(loaded, of).empty:
         why = f": {loaded.problems[0]}" if loaded.problems else ""
+        if of == "runs" and not why and folder.entries("collectives")[0]:
+            why = " but sweeps of `raybench comm` (its table is `collectives`)"
         what = "results" if of == "runs" else "collective sweeps"
         raise StoreError(f"results {folder}: there are no {what} in it{why}")
     return loaded

@@ -93,6 +93,23 @@ def check_writable(results: str) -> None:
         raise RequestError(f"--results {results}: {place} cannot be written")
 
 
+def check_file_writable(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written, before anything starts.
+
+    Raises:
+        RequestError: naming the option and the path.
+    """
+    existed = path.exists()
+    try:
+        path.open("a").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise RequestError(
+            f"{option}: {str(path)!r} cannot be written ({error.strerror}); allowed is a file in a folder that exists"
+        ) from None
+
+
 @contextmanager
 def _suite_folders(request: Request, suite_id: str) -> Iterator[None]:
     """Make a new suite's folders before anything starts, so that what is wrong with the store shows then."""

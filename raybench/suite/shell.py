@@ -22,6 +22,7 @@ UsageError: Any = typer.BadParameter.__base__
 """Of typer's own parser, whether it carries click along or imports it."""
 OPTIONAL_VALUES = ("--resume", "--trace")
 """Options whose value may be left out."""
+INTERRUPTED = 130
 LOG_WIDTH = 120
 """Columns of a table where there is no terminal."""
 
@@ -69,6 +70,8 @@ def _parse_and_run(app: Callable[..., Any], arguments: Sequence[str]) -> Answer:
         answer = app(spelled, prog_name="raybench", standalone_mode=False)
     except UsageError as error:
         raise RequestError(_usage(error)) from None
+    if answer == INTERRUPTED:  # typer's own answer to Ctrl-C, without a word
+        raise KeyboardInterrupt
     return answer if isinstance(answer, Answer) else Answer(exit_code=answer or 0)
 
 
@@ -94,7 +97,7 @@ def _guarded(command: Callable[[], Answer]) -> Answer:
         except RequestError as error:
             return failure(str(error), 2)
         except KeyboardInterrupt:
-            return failure("interrupted", 130)
+            return failure("interrupted", INTERRUPTED)
         except Exception as error:
             with tempfile.NamedTemporaryFile("w", prefix="raybench-", suffix=".log", delete=False) as log:
                 traceback.print_exc(file=log)

@@ -89,6 +89,7 @@ def test_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert line.split()[1:8] == ["30.0", "1.00", "0.0", "%", "0", "%", "8"]
     assert "budget" not in out
     assert "1 size left out for the budget, the largest of each operation first" in legend(measured)
+    assert not [line for line in legend(measured, by_size=True) if "fitted" in line]
     narrow = io.StringIO()
     console_for(narrow, width=70).print(table(measured, fitted, by_size=False))
     assert "algbw" in out
@@ -96,16 +97,18 @@ def test_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "…" not in narrow.getvalue()
     assert "send: skipped: gloo has no send of fp32: no" in out
     console_for(sys.stdout, width=160).print(table(measured, fitted, by_size=True))
-    assert sum(line.split()[:1] == ["all_reduce"] for line in capsys.readouterr().out.splitlines()) == len(PAYLOADS) + 1
-    draw(measured, fitted, tmp_path / "comm.png")
-    assert (tmp_path / "comm.png").read_bytes().startswith(b"\x89PNG")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["all_reduce"]]
+    assert len(lines) == len(PAYLOADS) + 1
+    assert lines[-1][1:4] == ["1", "GiB", "–"]  # left out: nothing was checked
+    draw(measured, fitted, tmp_path / "comm.figure")
+    assert (tmp_path / "comm.figure").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_store_without_sweeps_or_with_them_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is not a folder, a suite_id"):
         links(tmp_path / "gone")
     write(tmp_path, "s1", {("a", 1): [row(8, 100)]})
-    with pytest.raises(StoreError, match="there are no results in it"):
+    with pytest.raises(StoreError, match=r"there are no results in it but sweeps of `raybench comm`"):
         load(tmp_path)
     assert len(load(tmp_path, "s1", of="collectives").collectives) == 1
     assert len(load(f"{tmp_path}@s1", of="collectives").collectives) == 1

@@ -21,10 +21,13 @@ Thread 0x00007f05418296c0 (most recent call first):
 """
 
 
-def dump(rank=None, *, marks=(), entries=(), stack=None, groups=None):
+def dump(rank=None, *, marks=(), entries=(), stack=None, groups=None, reached=None):
     config = {name: {"name": name, "desc": "", "ranks": json.dumps(ranks)} for name, ranks in (groups or {}).items()}
     body = {"rank": rank, "stack": stack, "entries": list(entries), "pg_config": config}
     body["last_operations"] = [{"seconds": 0.1, "operation": text} for text in marks]
+    if reached:
+        enqueued, completed = reached
+        body["pg_status"] = {"1": {"last_enqueued_collective": enqueued, "last_completed_collective": completed}}
     return read_watchdog(json.dumps(body))
 
 
@@ -91,6 +94,38 @@ def test_a_rank_that_never_came_is_named_with_the_operation_and_where_it_was():
         "(job/train.py:77 in step)"
     )
     assert [item["code"] for item in found.findings] == ["collective-timeout", "silent-rank"]
+
+
+COMPUTES = """Training thread (most recent call first):
+  File "/home/me/job/model.py", line 10 in forward
+  File "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1789 in _call_impl
+  File "/raybench/worker/loop.py", line 122 in run
+"""
+WAITS = """Training thread (most recent call first):
+  File "/raybench/worker/communication.py", line 201 in wait
+  File "/raybench/worker/loop.py", line 122 in run
+"""
+
+
+def test_a_wait_that_has_ended_is_not_where_the_rank_is():
+    loss = collective("all_reduce loss", 7)
+    waits = dump(0, marks=[*loss, *collective("all_reduce bucket 0", 8)], stack=WAITS, reached=("8", "7"))
+    away = dump(1, marks=loss, stack=COMPUTES, reached=("7", "7"))
+    found = hung(waits, away)
+    assert found.missing == (1,)
+    assert found.sentence == (
+        "rank 1 has not come to all_reduce bucket 0 over data 0-1 #8, in which rank 0 waits; rank 1 was at "
+        "job/model.py:10 in forward, after 'all_reduce loss over data 0-1 #7'"
+    )
+    assert found.findings[0]["message"] == "Hung: rank 0 in all_reduce bucket 0 over data 0-1 #8."
+
+
+@pytest.mark.parametrize(
+    ("stack", "reached"), [(COMPUTES, ("7", "6")), (WAITS, ("7", "7")), (None, ("7", "7")), (COMPUTES, None)]
+)
+def test_a_wait_goes_on_unless_all_says_that_it_ended(stack, reached):
+    answer = dump(1, marks=collective("all_reduce loss", 7), stack=stack, reached=reached)
+    assert [(item["op"], item["seq"]) for item in answer["pending"]] == [("all_reduce loss", 7)]
 
 
 def test_marks_name_the_bucket_where_both_tell():

@@ -44,6 +44,16 @@ def test_peer_to_peer_over_nvlink_is_no_risk():
     assert story([topo(NVLINK), log(P2P)])["verdict"] == "Nothing wrong was found in these files."
 
 
+def test_a_file_of_something_else_is_not_well():
+    answer = story([topo(NVLINK), log("hello\n", "train.log")])
+    assert answer["verdict"] == "Nothing can be said of train.log: not-recognised."
+
+
+def test_evidence_does_not_steer_the_terminal():
+    text = render(read_topo("a\x1b[2Jb\x07\x04c\n"))
+    assert [line for line in text.splitlines() if "|" in line] == ["    | a?[2Jb??c"]
+
+
 def test_hang_over_a_pcie_switch():
     answer = story([topo(SWITCH), log(P2P), dog(caught(0) + caught(1))])
     assert "ACS or an IOMMU" in answer["verdict"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raybench.doctor.live.environment import as_file, check_writable, recommend, suited
+from raybench.doctor.live.environment import as_file, recommend, suited
 from raybench.doctor.live.facts import Examination, bits_per_s, bus_bytes_per_s
 from raybench.doctor.live.judge import judge, verdict
 from raybench.doctor.live.judge_network import clock_offsets
@@ -25,13 +25,14 @@ def live_command(out: Path | None) -> Answer:
         RequestError: `out` cannot be written, or there is no such cluster.
     """
     from raybench.doctor.live.gather import examine_cluster
+    from raybench.suite.commands import check_file_writable
     from raybench.suite.embedded import connect
     from raybench.suite.interrupts import orderly
     from raybench.suite.nccl_env import VARIABLE, resolve, selected
     from raybench.suite.progress import Progress
 
     if out is not None:
-        check_writable(out)
+        check_file_writable("-o", out)
     chosen = selected()
     settings = {} if chosen is None else resolve(chosen, VARIABLE)
     with orderly(), connect(), orderly():

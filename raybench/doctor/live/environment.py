@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from raybench.doctor.live.facts import Examination, Node
 from raybench.doctor.live.finding import LiveFinding
 from raybench.doctor.live.judge_network import interface_environment
 from raybench.doctor.topo import is_nvlink, read_topo
-from raybench.errors import RequestError
 from raybench.suite.nccl_env import VARIABLE, Setting, load_environments, settings_of
 
 _DOCTOR = "this examination"
@@ -49,23 +47,6 @@ def as_file(settings: dict[str, Setting], nodes: Sequence[Node]) -> str:
     if not settings:
         lines.append("# nothing has to be set")
     return "\n".join(lines) + "\n"
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything starts.
-
-    Raises:
-        RequestError: naming the path.
-    """
-    existed = path.exists()
-    try:
-        path.open("a").close()
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise RequestError(
-            f"-o: {str(path)!r} cannot be written ({error.strerror}); allowed is a file in a folder that exists"
-        ) from None
 
 
 def _setting(name: str, value: str, why: str) -> Setting:
