@@ -13,7 +13,7 @@ from raybench.parallel.pipeline.check import check
 from raybench.parallel.pipeline.schedules import SCHEDULES, build
 
 if TYPE_CHECKING:
-    from raybench.suite.track import Case, Workload
+    from raybench.suite.track import Case, ModelConfig, Workload
 
 TWINS: Mapping[str, str] = {
     "torch-gpipe": "gpipe",
@@ -47,7 +47,7 @@ def make_plan(case: Case, workload: Workload) -> Plan:
     )
     check(schedule)
     layers = case.options.get("layers")
-    if layers is not None and sum(layers) != workload.model.num_layers:
+    if layers is not None and _tells_layers(workload.model) and sum(layers) != workload.model.num_layers:
         layers = None  # the gate's smaller model
     return Plan(case.strategy.pipeline, schedule, None if layers is None else tuple(layers))
 
@@ -80,8 +80,8 @@ def check_sizes(case: Case, workload: Workload) -> None:
     if name != twin:
         _check_peer(name, case.layout.pipeline, micro_batches)
     model = workload.model
-    if model.name not in ("gpt", "timed") and model.family is None:
-        return  # its layers are known once it is made
+    if not _tells_layers(model):
+        return
     chunks = int(case.options.get("num_chunks", SCHEDULES[twin].chunks[0]))
     num_stages = case.layout.pipeline * chunks
     layers = case.options.get("layers")
@@ -94,6 +94,11 @@ def check_sizes(case: Case, workload: Workload) -> None:
             f"options.num_chunks: {chunks} does not divide the model's {model.num_layers} layers (nearest: {near}; "
             "or say with options.layers how many each stage holds)"
         )
+
+
+def _tells_layers(model: ModelConfig) -> bool:
+    """Whether a model's configuration says how many layers it has; those of one's own are known once it is made."""
+    return model.name in ("gpt", "timed") or model.family is not None
 
 
 def _check_peer(name: str, num_ranks: int, micro_batches: int) -> None:

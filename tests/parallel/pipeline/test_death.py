@@ -21,6 +21,7 @@ cases:
   - name: one-f-one-b
     layout: {pipeline: 3}
     strategy: {pipeline: one-f-one-b}
+    options: {layers: [1, 1, 1]}
   - name: bucketed
     layout: {data: 2}
     strategy: {data: bucketed}

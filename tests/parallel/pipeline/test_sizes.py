@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from raybench.errors import RequestError
 from raybench.models.build import outline
+from raybench.parallel.pipeline.plan import make_plan
 from raybench.parallel.pipeline.stage import cut
-from raybench.suite.track import ModelConfig, ResolvedTrack
+from raybench.suite.track import Case, Layout, ModelConfig, ResolvedTrack
 from raybench.worker.mesh import Mesh
 from tests.gating import TINY, workload
 
@@ -110,3 +111,8 @@ def test_times_of_a_timed_model_are_checked(options, message):
     with pytest.raises(ValidationError) as caught:
         ModelConfig(name="timed", options=options)
     assert message in str(caught.value)
+
+
+def test_layers_as_a_case_says_hold_for_a_model_of_ones_own():
+    case = Case(name="case", layout=Layout(pipeline=2), strategy={"pipeline": "gpipe"}, options={"layers": [1, 4]})
+    assert make_plan(case, workload("Staged")).layers == (1, 4)
