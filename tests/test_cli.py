@@ -364,6 +364,11 @@ def test_schedule_and_doctor(capfd: pytest.CaptureFixture[str], tmp_path: Path):
     assert (code, body["kind"], body["nccl_version"], body["cuda_version"]) == (0, "nccl-log", "2.19.3", "12.1")
     code, out, _ = run("doctor", "nccl", str(log), "nccl", str(log), "--json", capfd=capfd)
     assert (code, json.loads(out)["kind"]) == (0, "story")
+    other = tmp_path / "other.log"
+    other.write_text("hello\n")
+    assert run("doctor", "nccl", str(other), capfd=capfd)[0] == 1
+    code, out, _ = run("doctor", "nccl", str(log), "nccl", str(other), "--json", capfd=capfd)
+    assert (code, json.loads(out)["exit_code"], json.loads(out)["kind"]) == (1, 1, "story")
 
 
 def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]):

@@ -217,7 +217,10 @@ def schedule_command(
 
 
 def doctor_command(arguments: Sequence[str], out: Path | None = None) -> Answer:
-    """What files of topology, NCCL logs and watchdog reports say, several as one story; without files, the cluster."""
+    """What files of topology, NCCL logs and watchdog reports say, several as one story; without files, the cluster.
+
+    A file that says nothing that is known ends with exit code 1; what the others say is told all the same.
+    """
     if not arguments:
         from raybench.doctor.live.command import live_command
 
@@ -236,4 +239,6 @@ def doctor_command(arguments: Sequence[str], out: Path | None = None) -> Answer:
             raise unknown("doctor", kind, DOCTOR_KINDS)
     read = [(kind, path, read_file(kind, path)) for kind, path in pairs]  # type: ignore[arg-type]
     found = read[0][2] if len(read) == 1 else story(read)
-    return Answer(text=render(found).rstrip(), document=document(0, **found))
+    unread = any(item["code"] == "not-recognised" for item in found["findings"])
+    code = 1 if unread else 0
+    return Answer(exit_code=code, text=render(found).rstrip(), document=document(code, **found))
