@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 
 import pytest
 import torch
@@ -157,12 +158,13 @@ def beside_plain_loop(rank: Rank, num_rounds: int) -> dict[tuple[str, int], list
 @pytest.mark.slow
 @pytest.mark.flaky(reruns=2)
 def test_as_fast_as_a_plain_loop(pools) -> None:
-    """By the fastest window of 40 of each: what else runs on the machine only ever adds to one."""
+    """Over all pairs of windows, 40 of each size in turn: on shared cores one window may take twice another."""
     first, second = pools(2).run(beside_plain_loop, 40)
-    misses = {}
+    ratios = []
     for key, rounds in first.items():
         slowest = [(max(a[0], b[0]), max(a[1], b[1])) for a, b in zip(rounds, second[key], strict=True)]
-        ours, plain = (min(times) for times in zip(*slowest, strict=True))
-        misses[key] = ours / plain - 1
-        print(f"{key}: {ours / 1e3:.1f} µs, plain loop {plain / 1e3:.1f} µs, {misses[key]:+.1%}")
-    assert all(abs(miss) <= 0.03 for miss in misses.values()), misses
+        ratios += [ours / plain for ours, plain in slowest]
+        ours, plain = (median(times) for times in zip(*slowest, strict=True))
+        print(f"{key}: {ours / 1e3:.1f} µs, plain loop {plain / 1e3:.1f} µs")
+    print(f"ours ÷ plain loop, median of {len(ratios)} pairs: {median(ratios):.3f}")
+    assert median(ratios) == pytest.approx(1, abs=0.03)
