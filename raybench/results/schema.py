@@ -19,6 +19,21 @@ STATUSES: tuple[Status, ...] = ("ok", "failed", "out_of_memory", "timeout", "cra
 
 _KEY: dict[str, ColumnType] = {"suite_id": "text", "track": "text", "case": "text", "round": "int"}
 
+_CIRCUMSTANCES: dict[str, ColumnType] = {
+    "backend": "text",
+    "device": "text",
+    "device_memory_bytes": "int",
+    "nccl_version": "text",
+    "torch_version": "text",
+    "ray_version": "text",
+    "python_version": "text",
+    "raybench_version": "text",
+    "git_commit": "text",
+    "git_dirty": "bool",
+    "environment": "text",
+}
+"""What was measured on, and by which code."""
+
 RUNS: dict[str, ColumnType] = {
     **_KEY,
     "attempt": "int",
@@ -69,17 +84,7 @@ RUNS: dict[str, ColumnType] = {
     "build_ns": "int",
     "warmup_ns": "int",
     "instrumented_ns": "int",
-    "backend": "text",
-    "device": "text",
-    "device_memory_bytes": "int",
-    "nccl_version": "text",
-    "torch_version": "text",
-    "ray_version": "text",
-    "python_version": "text",
-    "raybench_version": "text",
-    "git_commit": "text",
-    "git_dirty": "bool",
-    "environment": "text",
+    **_CIRCUMSTANCES,
 }
 
 RANKS: dict[str, ColumnType] = {
@@ -166,17 +171,7 @@ COLLECTIVES: dict[str, ColumnType] = {
     "loopback_bytes": "int",
     "overlap_slowdown": "float",
     "overlap_compute_slowdown": "float",
-    "backend": "text",
-    "device": "text",
-    "device_memory_bytes": "int",
-    "nccl_version": "text",
-    "torch_version": "text",
-    "ray_version": "text",
-    "python_version": "text",
-    "raybench_version": "text",
-    "git_commit": "text",
-    "git_dirty": "bool",
-    "environment": "text",
+    **_CIRCUMSTANCES,
 }
 
 TABLES: dict[str, dict[str, ColumnType]] = {
