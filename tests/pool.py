@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from raybench.suite.track import Layout
-from raybench.worker.communication import Recorder
 from raybench.worker.marker import Marker
 from raybench.worker.mesh import Groups, Mesh
+from raybench.worker.recorder import Recorder
 
 
 class Rank:

@@ -26,7 +26,7 @@ from raybench.parallel.pipeline.theory import theory_bubble
 if TYPE_CHECKING:
     from raybench.results.reader import Results, RoundKey
 
-COLUMNS = ("rank", "step", "kind", "label", "axis", "begin_ns", "end_ns", "wait_ns", "exposed_ns")
+COLUMNS = ("rank", "step", "kind", "label", "axis", "begin_ns", "end_ns", "wait_ns", "exposed_ns", "launch_ns")
 ACTIONS = ("forward", "backward", "input_gradient", "weight_gradient")
 STOOD_STILL_NS = 50_000
 """A receive that was waited for longer than this had not arrived before: its end is that of the transfer."""
@@ -42,7 +42,7 @@ class Bubble:
     measured: float | None = None
     simulated_step_s: float | None = None
     measured_step_s: float | None = None
-    """Mean of the instrumented steps."""
+    """Like what was simulated, the mean of the instrumented steps."""
 
 
 def schedule_of(run: Mapping[str, Any]) -> Schedule | None:
@@ -72,18 +72,19 @@ def bubble_of(schedule: Schedule, operations: pd.DataFrame, *, strategy: str | N
     if actions.empty:
         return Bubble(theory)
     measured = [_timeline(schedule, step) for _, step in actions.groupby("step")]
-    simulated = simulate(schedule, measured_times(schedule, operations))
+    steps = (operations[operations.step == step] for step in actions.step.unique())
+    simulated = [simulate(schedule, measured_times(schedule, step)) for step in steps]
     return Bubble(
         theory=theory,
-        simulated=simulated.bubble,
+        simulated=fmean(timeline.bubble for timeline in simulated),
         measured=fmean(timeline.bubble for timeline in measured),
-        simulated_step_s=simulated.step_time,
+        simulated_step_s=fmean(timeline.step_time for timeline in simulated),
         measured_step_s=fmean(timeline.step_time for timeline in measured),
     )
 
 
 def measured_times(schedule: Schedule, operations: pd.DataFrame) -> MeasuredTimes:
-    """Seconds of every action and transfer: medians over the instrumented steps, and over replicas.
+    """Seconds of every action and transfer: medians over the steps given, and over replicas.
 
     A transfer takes from the moment that both ends have begun to its arrival, which is seen only where the receiver
     stood still; one that always arrived unseen is given the median of those seen.
@@ -106,7 +107,18 @@ def measured_times(schedule: Schedule, operations: pd.DataFrame) -> MeasuredTime
         for send in sends:
             if send.kind in SENDS:
                 seconds[send] = median(moved[send]) if moved[send] else typical
-    return MeasuredTimes(seconds)
+    return MeasuredTimes(seconds, _launches(operations))
+
+
+def _launches(operations: pd.DataFrame) -> dict[Action, float]:
+    """Medians of the seconds for which a send or a receive kept its rank when it began."""
+    found: dict[Action, float] = {}
+    for kind in ("send", "receive"):
+        own = operations[(operations.kind == kind) & operations.launch_ns.notna()]
+        for label, launch_ns in own.groupby("label").launch_ns.median().items():
+            send = _send(str(label))
+            found[send if kind == "send" else send.matching_receive()] = float(launch_ns) / 1e9
+    return found
 
 
 def simulation(schedule: Schedule, operations: pd.DataFrame) -> Timeline | None:

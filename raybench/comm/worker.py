@@ -15,12 +15,13 @@ from raybench.comm.measure import MIN_REPEATS, NUM_OVERLAPS, NUM_WARMUP, Place, 
 from raybench.comm.operations import DTYPES, OPERATIONS, Operation
 from raybench.comm.sweep import CommJob, SweepCase
 from raybench.worker import cores
-from raybench.worker.communication import Axis, Recorder
+from raybench.worker.communication import Axis
 from raybench.worker.identity import Identity
 from raybench.worker.main import local_device
 from raybench.worker.mesh import Groups
 from raybench.worker.messages import CaseRefused, RoundBegun, RoundRows, Row
 from raybench.worker.presence import Presence, classify, one_line
+from raybench.worker.recorder import Recorder
 from raybench.worker.rendezvous import Rendezvous
 
 WAIT_S = 7 * 24 * 3600.0

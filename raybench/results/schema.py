@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 SCHEMA_MAJOR = 1
-SCHEMA_MINOR = 2
+SCHEMA_MINOR = 3
 
 ColumnType = Literal["text", "int", "float", "bool", "timestamp"]
 Status = Literal["ok", "failed", "out_of_memory", "timeout", "crashed", "skipped"]
@@ -140,6 +140,7 @@ OPERATIONS: dict[str, ColumnType] = {
     "end_ns": "int",
     "wait_ns": "int",
     "exposed_ns": "int",
+    "launch_ns": "int",
 }
 
 COLLECTIVES: dict[str, ColumnType] = {

@@ -22,8 +22,8 @@ from raybench.parallel.registry import AxisName, entry
 from raybench.parallel.single import Single
 from raybench.parallel.strategy import Context, OptimizerFactory, Strategy
 from raybench.suite.track import Case, Layout, OptimizerConfig, Workload
-from raybench.worker.communication import Recorder
 from raybench.worker.mesh import Groups, Mesh
+from raybench.worker.recorder import Recorder
 from raybench.worker.spans import recorded
 
 OTHER_RANKS_SEED = 1_000_003

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from raybench.doctor.marks import TRANSFERS, WAIT, among
 from raybench.worker.clock import ClockOffset
-from raybench.worker.communication import Axis, Operation, Recorder
+from raybench.worker.communication import Axis
+from raybench.worker.recorder import Operation, Recorder
 
 SEND, RECEIVE = TRANSFERS
 
@@ -62,7 +63,7 @@ class Transfer:
         self._mark = mark
         self._operation = operation
         self._begun = recorder.event() if operation is not None else None
-        recorder.launched()
+        recorder.launched(operation)
 
     def wait(self, why: str = "") -> Tensor:
         """The tensor, once it has arrived: on a GPU for what follows on the compute stream, else for the host.

@@ -19,11 +19,11 @@ from raybench.errors import RequestError
 from raybench.suite.track import Case, ResolvedTrack, Workload
 from raybench.worker.build import build_strategy
 from raybench.worker.clock import synchronize
-from raybench.worker.communication import Recorder
 from raybench.worker.measure import activation_bytes, release
 from raybench.worker.memory import peak_device_bytes, reset_peaks
 from raybench.worker.mesh import Mesh
 from raybench.worker.presence import classify
+from raybench.worker.recorder import Recorder
 from raybench.worker.rendezvous import Rendezvous
 
 MOST_SEQUENCES = 2**20

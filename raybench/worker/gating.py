@@ -13,7 +13,6 @@ from raybench.models.flops import num_parameters
 from raybench.parallel.strategy import OptimizerFactory, Strategy
 from raybench.suite.track import Case, Workload
 from raybench.worker.build import build_control, build_strategy
-from raybench.worker.communication import Recorder
 from raybench.worker.gate import (
     NUM_STEPS,
     GateResult,
@@ -24,6 +23,7 @@ from raybench.worker.gate import (
     compute_reference,
 )
 from raybench.worker.mesh import Mesh
+from raybench.worker.recorder import Recorder
 from raybench.worker.rendezvous import Rendezvous
 
 CONTROL_BYTES_PER_PARAMETER = 16

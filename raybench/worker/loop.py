@@ -18,7 +18,6 @@ from raybench.suite.ranks import placement
 from raybench.suite.track import Case, ResolvedTrack
 from raybench.worker import cores
 from raybench.worker.clock import measure_offset
-from raybench.worker.communication import Recorder
 from raybench.worker.fitting import Fitter
 from raybench.worker.gating import GateKeeper, control_fits
 from raybench.worker.identity import Identity
@@ -28,6 +27,7 @@ from raybench.worker.memory import reset_peaks
 from raybench.worker.mesh import Groups, Mesh, shards_of_a_copy
 from raybench.worker.messages import CaseRefused, RoundBegun, RoundRows
 from raybench.worker.presence import Presence, classify
+from raybench.worker.recorder import Recorder
 from raybench.worker.rendezvous import Rendezvous
 from raybench.worker.trace import TracePlan
 

@@ -17,10 +17,11 @@ from raybench.suite.track import Case, ResolvedTrack
 from raybench.worker.build import build_control, build_strategy, seed_randomness
 from raybench.worker.channel import RECEIVE, SEND, waits_for_peer
 from raybench.worker.clock import ClockOffset, StepClock, synchronize, to_host
-from raybench.worker.communication import Axis, Operation, Recorder
+from raybench.worker.communication import Axis
 from raybench.worker.evaluate import evaluate
 from raybench.worker.memory import ActivationMeter, peak_device_bytes, peak_rss_bytes, reset_peaks
 from raybench.worker.mesh import Mesh
+from raybench.worker.recorder import Operation, Recorder
 from raybench.worker.trace import TracePlan, record_trace
 
 
@@ -185,6 +186,7 @@ def measure(
             "end_ns": o.end_ns,
             "wait_ns": waits[o.sequence],
             "exposed_ns": o.exposed_ns,
+            "launch_ns": o.launch_ns,
         }
         for o in operations
     ]

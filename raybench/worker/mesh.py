@@ -12,7 +12,8 @@ import torch.distributed as dist
 from raybench.errors import RequestError
 from raybench.suite.track import Case, Layout
 from raybench.worker.channel import Channel
-from raybench.worker.communication import Axis, Recorder
+from raybench.worker.communication import Axis
+from raybench.worker.recorder import Recorder
 
 AXIS_NAMES = ("data", "pipeline", "tensor", "model", "ends", "all", "shards", "replicas")
 """`model`: pipeline × tensor, the ranks that hold one replica; `ends`: the first and the last of a pipeline. The data

@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from raybench.worker.communication import Axis, Marks
+from raybench.worker.communication import Axis
+from raybench.worker.recorder import Marks
 
 
 class Rendezvous:

@@ -20,7 +20,7 @@ from raybench.data.batches import Batch
 from raybench.parallel.strategy import Strategy
 from raybench.traces.label import ACTION, PHASE, Label
 from raybench.worker.clock import synchronize
-from raybench.worker.communication import Recorder
+from raybench.worker.recorder import Recorder
 from raybench.worker.spans import Span
 
 TAIL_BYTES = 1 << 16

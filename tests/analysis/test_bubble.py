@@ -26,7 +26,7 @@ def rows_of(schedule, times=TIMES, *, step=0, first_rank=0, late_s=0.0):
             kind = KINDS.get(event.action.kind, "weight_gradient")
             late = late_s if event is events[-1] else 0.0
             span = (origin + int((event.begin + late) * 1e9), origin + int((event.end + late) * 1e9))
-            rows.append((first_rank + rank, step, kind, str(event.action), None, *span, None, None))
+            rows.append((first_rank + rank, step, kind, str(event.action), None, *span, None, None, None))
     begin_of = {event.action: event.begin for events in timeline.events for event in events}
     for transfer in timeline.transfers:
         receive = transfer.action.matching_receive()
@@ -37,7 +37,7 @@ def rows_of(schedule, times=TIMES, *, step=0, first_rank=0, late_s=0.0):
         end = transfer.end if stood_still else begin_of[user]
         exposed = 500_000 if stood_still else 5_000
         posted = transfer.begin - 0.002
-        span = (origin + int(posted * 1e9), origin + int(end * 1e9), 2_000_000, exposed)
+        span = (origin + int(posted * 1e9), origin + int(end * 1e9), 2_000_000, exposed, None)
         rows.append((first_rank + schedule.placement[receive.stage], step, "receive", label, "pipeline", *span))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 

@@ -20,8 +20,8 @@ from raybench.suite.catalog import find_tracks
 from raybench.suite.track import ResolvedTrack
 from raybench.suite.track_file import Track
 from raybench.worker.build import build_strategy
-from raybench.worker.communication import Recorder
 from raybench.worker.marker import Marker
+from raybench.worker.recorder import Recorder
 from tests.pool import Pool, Rank
 
 BOUND = 0.002

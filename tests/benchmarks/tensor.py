@@ -18,8 +18,8 @@ from raybench.data.batches import Batches
 from raybench.parallel.tensor.theory import Strategy, block_activation_bytes, block_traffic, step_traffic
 from raybench.suite.track import Case, Layout, ModelConfig, Workload
 from raybench.worker.build import build_strategy, make_context, optimizer_factory
-from raybench.worker.communication import WIRE_FACTOR
 from raybench.worker.memory import ActivationMeter
+from raybench.worker.recorder import WIRE_FACTOR
 from tests.pool import Pool, Rank
 
 STRATEGIES: tuple[Strategy, ...] = ("megatron", "sequence")

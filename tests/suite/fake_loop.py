@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from raybench.suite.job import Job
 from raybench.suite.track import Case
-from raybench.worker.communication import Recorder
 from raybench.worker.identity import Identity
 from raybench.worker.mesh import Groups, Mesh
 from raybench.worker.messages import RoundBegun, RoundRows
 from raybench.worker.presence import Presence
+from raybench.worker.recorder import Recorder
 
 
 def _mesh(case: Case, identity: Identity, presence: Presence) -> Mesh:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from raybench.parallel.data.direct import make_in_place, restore
 from raybench.parallel.data.order import FixedOrder
 from raybench.parallel.data.reduction import GradientSum
 from raybench.parallel.data.replicated import Replicated, sum_shared
@@ -43,6 +44,8 @@ class Bucket:
             parameter.data = value
         self.views: dict[Tensor, Tensor] = {}
         """Each parameter's part of the flat gradient."""
+        self.placed: set[Tensor] = set()
+        """Parameters whose gradient is being made in its view."""
         self.num_missing = 0
         """Parameters whose gradient is not complete yet in this step."""
         self.pending: GradientSum | Pending | None = None
@@ -58,14 +61,28 @@ class Bucket:
         self.flat.grad = self.gradient
         self.views = dict(zip(self.parameters, self.split(self.gradient), strict=True))
 
+    def place_for(self, parameter: Tensor) -> Tensor | None:
+        """The view in which a parameter's gradient may be made, instead of being moved there; None if it is in use."""
+        if parameter.grad is not None or parameter in self.placed:
+            return None
+        self.placed.add(parameter)
+        return self.views[parameter]
+
     def take(self, parameter: Tensor) -> None:
         """Have a parameter's gradient in its view, where later micro-batches accumulate; zeros if there is none."""
         view = self.views[parameter]
         if parameter.grad is None:
             view.zero_()
-        elif parameter.grad is not view:
-            view.copy_(parameter.grad)
+        else:
+            self.move(parameter.grad, view)
+        self.placed.discard(parameter)
         parameter.grad = view
+
+    @staticmethod
+    def move(gradient: Tensor, view: Tensor) -> None:
+        """Copy a gradient to its view, unless it was made there."""
+        if gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient)
 
     def fill(self) -> None:
         """Have every gradient in its view."""
@@ -99,6 +116,9 @@ class Bucketed(Replicated):
             for index, bucket in enumerate(self.buckets)
             for parameter in bucket.parameters
         ]
+        is_whole = self.context.mesh.model.size == 1
+        bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
+        self._in_place = make_in_place(self.model, bucket_of) if is_whole else []
 
     def assign_buckets(self, sharing: Mapping[nn.Parameter, Sharing]) -> list[list[nn.Parameter]]:
         """The parameters of each bucket, in the order in which backward fills them."""
@@ -173,6 +193,7 @@ class Bucketed(Replicated):
         return [(names[p], shape.numel()) for p, shape in zip(bucket.parameters, bucket.shapes, strict=True)]
 
     def close(self) -> None:
+        restore(self._in_place)
         for hook in self._hooks:
             hook.remove()
 

@@ -30,10 +30,10 @@ from torch.nn import functional as F
 from raybench.data.batches import IGNORED_LABEL
 from raybench.models.gpt import GPT, Embedding
 from raybench.models.timed import TimedBlock
+from raybench.parallel.autograd import applied
 from raybench.parallel.parts import Cut
 from raybench.parallel.parts import Shard as Part
 from raybench.parallel.tensor.cut import sharing_of
-from raybench.parallel.tensor.functions import applied
 from raybench.parallel.tensor.timed import (
     NUM_PAIRS,
     PairTiming,

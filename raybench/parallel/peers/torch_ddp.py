@@ -13,7 +13,8 @@ from raybench.data.batches import Batch
 from raybench.parallel.data.replicated import Replicated
 from raybench.parallel.execution import BackwardObserver, Execution, LossSum
 from raybench.parallel.peers.torch_pipeline import TorchPipeline
-from raybench.worker.communication import Axis, Operation
+from raybench.worker.communication import Axis
+from raybench.worker.recorder import Operation
 
 DEFAULT_BUCKET_MIB = 25.0
 

@@ -2,8 +2,8 @@
 
 Every rank does its actions in order. A compute action begins when the rank is free and its input is there;
 a transfer begins when it was sent, its receive was posted and the channel's previous message has arrived,
-and takes the rank no time. The bubble is the idle fraction of the step over all ranks:
-1 - busy / (num_ranks x step).
+and takes the rank no time but that of launching it. The bubble is the fraction of the step, over all ranks,
+in which nothing is computed: 1 - busy / (num_ranks x step).
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class Durations(Protocol):
 
     def duration(self, action: Action) -> float: ...
 
+    def launch(self, action: Action) -> float:
+        """The seconds for which beginning a send or a receive keeps its rank."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
@@ -58,6 +61,10 @@ class Times:
             return _at(self.input_gradient, stage) + _at(self.weight_gradient, stage)
         raise ValueError(f"{action} takes no time of its own: ask for its send")
 
+    def launch(self, action: Action) -> float:
+        """Nothing, as theory has it."""
+        return 0.0
+
 
 def _at(times: PerStage, stage: int) -> float:
     return times[stage] if isinstance(times, Sequence) else times
@@ -68,9 +75,14 @@ class MeasuredTimes:
     """The time that each action of one step took, as measured; a transfer is listed under its send."""
 
     seconds: Mapping[Action, float]
+    launches: Mapping[Action, float] = field(default_factory=dict)
+    """Of sends and receives; one that is missing takes no time."""
 
     def duration(self, action: Action) -> float:
         return self.seconds[action]
+
+    def launch(self, action: Action) -> float:
+        return self.launches.get(action, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +186,7 @@ class _Simulation:
                         now[rank] = self.done[action] = end
                     else:
                         self._post(action, now[rank])
+                        now[rank] += self.times.launch(action)
                     position[rank] += 1
                     moved = True
         stuck = [

@@ -40,12 +40,18 @@ class TransientBucket(ShardedBucket):
         """A new step: nothing is summed yet."""
         self._summed = False
 
+    def place_for(self, parameter: Tensor) -> Tensor | None:
+        if not self.views:
+            self._open()
+        return super().place_for(parameter)
+
     def take(self, parameter: Tensor) -> None:
         """Move a parameter's gradient to its view."""
         assert parameter.grad is not None
         if not self.views:
             self._open()
-        self.views[parameter].copy_(parameter.grad)
+        self.move(parameter.grad, self.views[parameter])
+        self.placed.discard(parameter)
         parameter.grad = None
         self._taken.add(parameter)
         self.used.add(parameter)

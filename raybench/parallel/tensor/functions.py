@@ -18,6 +18,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from raybench.parallel.autograd import applied
 from raybench.worker.communication import Axis, Pending
 
 
@@ -76,12 +77,6 @@ def reduce_output(partial: Tensor, axis: Axis, *, sequence: bool, label: str) ->
     """`g`: the sum of `partial`, whose content is lost, or this rank's part of the sum along the first dimension."""
     reduced: Tensor = applied(_ReduceScatter if sequence else _AllReduce, partial, axis, label)
     return reduced
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def applied(function: Any, *arguments: Any) -> Any:
-    """The result of an autograd function, whose `apply` torch leaves without types; no part of a compiled graph."""
-    return function.apply(*arguments)
 
 
 class _ColumnProducts(Function):

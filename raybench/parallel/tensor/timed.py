@@ -20,8 +20,9 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from raybench.models.timed import TimedBlock, take
+from raybench.parallel.autograd import applied
 from raybench.parallel.parts import Shard
-from raybench.parallel.tensor.functions import applied, begin_gather, begin_input_gradient, reduce_output
+from raybench.parallel.tensor.functions import begin_gather, begin_input_gradient, reduce_output
 from raybench.worker.communication import Axis
 
 NUM_PAIRS = 2

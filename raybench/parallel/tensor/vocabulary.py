@@ -16,8 +16,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from raybench.data.batches import IGNORED_LABEL
+from raybench.parallel.autograd import applied
 from raybench.parallel.parts import Shard
-from raybench.parallel.tensor.functions import applied, reduce_output
+from raybench.parallel.tensor.functions import reduce_output
 from raybench.worker.communication import Axis
 
 
