@@ -59,6 +59,15 @@ class Reference:
         """Parameters without a true gradient, such as a key's bias."""
         return [name for name, g in self.gradients.items() if norm(g) < self.floors[name]]
 
+    def determined(self, name: str) -> Tensor:
+        """Where a gradient is zero, or larger than the error that it may have: elsewhere AdamW steps by noise.
+
+        A key's bias is such a place within a bias that queries, keys and values share.
+        """
+        gradient = self.gradients[name].abs()
+        allowed = GRADIENT_BOUND * max(norm(gradient), self.floors[name]) / math.sqrt(gradient.numel())
+        return (gradient == 0) | (gradient >= allowed)
+
     def gradient_error(self, name: str, gradient: Tensor) -> float:
         """‖Δg‖ / max(‖g‖, floor): infinite for a gradient of another shape or with NaNs."""
         expected = self.gradients[name]
@@ -267,8 +276,11 @@ def _check_updates(
     for name, update in _updates(parameters, reference.initial).items():
         if name in reference.null_parameters:
             continue
-        size = norm(expected[name])
-        difference = norm(update.double() - expected[name].double())
+        wanted, found = expected[name].double(), update.double()
+        if expected is reference.updates:
+            where = reference.determined(name)
+            wanted, found = wanted[where], found[where]
+        size, difference = norm(wanted), norm(found - wanted)
         error = difference / size if size else (0.0 if difference == 0 else math.inf)
         if not error <= worst_error:
             worst, worst_error = name, error
