@@ -3,7 +3,8 @@
 The model's units are gathered one ahead of their use, in forward and again in backward, and let go of after it. All
 ranks gather in the same order, that of definition and its reverse, whatever each of them uses: a unit that a rank
 passes by is gathered all the same. Two units are whole at a time, and what no single unit owns (a tied head) for as
-long as the pass lasts. The last unit stays from forward to backward, where it is needed first.
+long as the pass lasts. The last unit stays from forward to backward, where it is needed first; embeddings are not
+gathered for backward, which asks for their shapes alone.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ class GatheredBucket(TransientBucket):
         super().lay_out_shard()
         self._released = self.part.new_empty(0)
         self._num_bytes = self.flat.untyped_storage().nbytes()
+        self._whole = self.flat.detach()
+        self._shapes = self.split(self._whole)
+        """Views of the storage, whether it has memory or not."""
         self.release()
 
     def gather(self) -> None:
         self.flat.untyped_storage().resize_(self._num_bytes)
-        whole = self.flat.detach()
-        self.gathering = self.axis.all_gather(whole, self.part, label=self.label)
-        for parameter, value in zip(self.parameters, self.split(whole), strict=True):
-            parameter.data = value
+        self.gathering = self.axis.all_gather(self._whole, self.part, label=self.label)
+        self.show_shapes()
 
     def release(self) -> None:
         """What autograd keeps are views of the same storage, which `gather` fills again."""
@@ -50,6 +52,11 @@ class GatheredBucket(TransientBucket):
         for parameter in self.parameters:
             parameter.data = self._released
         self.flat.untyped_storage().resize_(0)
+
+    def show_shapes(self) -> None:
+        """Give the parameters their shapes, with the memory that there is."""
+        for parameter, value in zip(self.parameters, self._shapes, strict=True):
+            parameter.data = value
 
     def publish(self) -> None:
         """The next pass gathers what it needs."""
@@ -82,6 +89,15 @@ class GatheredUnit:
             self.is_gathered = False
             for bucket in self.buckets:
                 bucket.release()
+
+    def show_shapes(self) -> None:
+        """Instead of gathering, until `hide_shapes`."""
+        for bucket in self.buckets:
+            bucket.show_shapes()
+
+    def hide_shapes(self) -> None:
+        for bucket in self.buckets:
+            bucket.release()
 
 
 class Walk:
@@ -141,7 +157,10 @@ class Zero3(Zero2):
         self._awaited_first = []
         self._root = GatheredUnit(self._unowned, self.buckets)
         gathered = [GatheredUnit(unit.parameters, self.buckets) for unit in self._model_units]
-        self._forward, self._backward = Walk(gathered), Walk(gathered[::-1])
+        by_shape = [isinstance(self.model, MadeByName) and _are_embeddings(unit.module) for unit in self._model_units]
+        self._by_shape = [unit for unit, is_so in zip(gathered, by_shape, strict=True) if is_so]
+        self._forward = Walk(gathered)
+        self._backward = Walk([unit for unit in reversed(gathered) if unit not in self._by_shape])
         self._last = gathered[-1] if gathered else None
         self._is_backward = False
         hooks = [self.model.register_forward_pre_hook(self._begin_forward)]
@@ -156,6 +175,9 @@ class Zero3(Zero2):
 
         def after_forward(_: nn.Module, __: Any, output: Any) -> None:
             if self._is_backward:  # recomputed: needed until its gradients are complete
+                return
+            if own in self._by_shape:
+                own.release()
                 return
             for tensor in tree_leaves(output):
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -183,10 +205,14 @@ class Zero3(Zero2):
         self._forward.finish(keep=self._last)
         self._is_backward = True
         self._backward.start()
+        for unit in self._by_shape:
+            unit.show_shapes()
 
     def after_backward(self, last: bool) -> None:
         super().after_backward(last)
         self._backward.finish()
+        for unit in self._by_shape:
+            unit.hide_shapes()
         self._root.release()
         self._is_backward = False
 
@@ -197,3 +223,9 @@ class Zero3(Zero2):
     def held_parameters(self) -> list[Tensor]:
         frozen = [p for p in self.model.parameters() if not p.requires_grad]
         return [*frozen, *(bucket.part for bucket in self.buckets), *(bucket.flat for bucket in self.buckets)]
+
+
+def _are_embeddings(module: nn.Module) -> bool:
+    """Whether all parameters of a unit are tables that rows are taken from."""
+    users = [child for child in module.modules() if next(child.parameters(recurse=False), None) is not None]
+    return all(type(child) is nn.Embedding for child in users)
