@@ -242,7 +242,8 @@ def comm(
     as_json: opt.Json = False,
 ) -> Answer:
     """How fast the network between the ranks is: latency and bandwidth, operation by operation, checked."""
-    from raybench.comm.command import CommRequest, comm_command
+    from raybench.comm.command import comm_command
+    from raybench.comm.request import CommRequest
     from raybench.comm.sweep import DEFAULT_ROUNDS, DEFAULT_TIMEOUT_S
     from raybench.suite import request as asked
 
