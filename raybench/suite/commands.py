@@ -128,7 +128,7 @@ def _suite_folders(request: Request, suite_id: str) -> Iterator[None]:
 
 def _run_answer(request: Request, suite_id: str, outcome: Outcome) -> Answer:
     """The suite's table and rows, as they are in the store."""
-    from raybench.analysis.metrics import rows
+    from raybench.analysis.rows import rows
     from raybench.report.terminal import table
     from raybench.results.folder import open_folder
     from raybench.results.store import load
@@ -166,7 +166,7 @@ def report_command(
     results: str, out: Path, *, price: float | None = None, reference: bool = False, exports: str | None = None
 ) -> Answer:
     """The table, and the report's files."""
-    from raybench.analysis.metrics import rows
+    from raybench.analysis.rows import rows
     from raybench.report.content import build
     from raybench.report.export import parse_exports
     from raybench.report.reference import load_references
