@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from raybench.report.details import Details, gather
 from raybench.report.explain import explain
 from raybench.report.facts import cautions, every, facts_of, peaks_of
 from raybench.report.reference import Published, published
-from raybench.report.text import count, interval, known, number, percent, plain, words
+from raybench.report.text import count, interval, known, number, percent, plain, whole, words
 
 if TYPE_CHECKING:
     from raybench.results.reader import Results
@@ -173,7 +173,15 @@ def _answer(cases: pd.DataFrame, speeds: pd.DataFrame, ranking: Ranking | None) 
         passed = int(((cases.status == "ok") & (cases.gate == "passed")).sum())
         verified = f" {count(passed, 'case')} passed the gate." if passed else ""
         return (f"No case was timed.{verified}",)
-    return (_winner(cases, ranking), *map(_scaled, scaling(cases, speeds)))
+    return (_winner(cases, ranking), *_elsewhere(cases, ranking), *map(_scaled, scaling(cases, speeds)))
+
+
+def _elsewhere(cases: pd.DataFrame, ranking: Ranking) -> Iterator[str]:
+    """Who was measured across another network than the winner."""
+    ranked = cases[cases.case == ranking.cases[0]].num_nodes.iloc[0]
+    for _, apart in cases[cases.case.isin(ranking.elsewhere)].groupby("num_nodes"):
+        where, names = count(int(apart.num_nodes.iloc[0]), "node"), ", ".join(map(plain, apart.case))
+        yield f"Measured on {where}, not on {whole(ranked)}, and so not ranked: {names}."
 
 
 def _winner(cases: pd.DataFrame, ranking: Ranking) -> str:
@@ -182,7 +190,8 @@ def _winner(cases: pd.DataFrame, ranking: Ranking) -> str:
     rate = Estimate(row.tokens_per_s, _known(row.tokens_per_s_low), _known(row.tokens_per_s_high), int(row.rounds))
     speed = f"{number(rate.value, 4)} tokens/s{_between(rate, '95 % interval ')}"
     if ranking.over_second is None:
-        return f"{best} alone was timed: {speed}."
+        where = f" on {count(int(row.num_nodes), 'node')}" if ranking.elsewhere and known(row.num_nodes) else ""
+        return f"{best} alone was timed{where}: {speed}."
     second = ranking.over_second
     if second.estimate.low is None:
         sentence = f"{best} was fastest in the only round, which gives no interval, {speed}: {_times(second)}"
