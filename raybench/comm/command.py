@@ -62,7 +62,7 @@ def _run(sweep: Sweep, writer: SweepWriter, launcher: LauncherName, cluster: Clu
 def answer(request: CommRequest, sweep: Sweep, outcome: Outcome) -> Answer:
     """The table and rows of the sweep, as they are in the store."""
     from raybench.analysis.links import links, sizes
-    from raybench.comm.render import as_rows, draw, legend, table
+    from raybench.comm.render import as_rows, legend, table
     from raybench.results.folder import open_folder
     from raybench.results.reader import load
 
@@ -82,6 +82,8 @@ def answer(request: CommRequest, sweep: Sweep, outcome: Outcome) -> Answer:
         told, rows, body["links"] = table(measured, fitted, by_size=request.by_size), as_rows(measured), as_rows(fitted)
         lines = [*legend(measured, by_size=request.by_size), *lines]
         if request.png is not None and measured.time_ns.notna().any():
+            from raybench.comm.figure import draw
+
             try:
                 draw(measured, fitted, request.png)
             except OSError as error:
