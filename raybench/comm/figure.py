@@ -13,18 +13,12 @@ from matplotlib.lines import Line2D
 
 from raybench.analysis.alpha_beta import Line
 from raybench.analysis.communication import bus_factor
-from raybench.comm.render import is_alone, short_size, where_of
-from raybench.report.text import plain
+from raybench.comm.render import is_alone
+from raybench.report.charts import COLORS
+from raybench.report.collectives import where_of
+from raybench.report.png import SHADES
+from raybench.report.text import plain, short_size
 
-SHADES = {
-    "all_reduce": "#0969da",
-    "reduce_scatter": "#1b7c83",
-    "all_gather": "#1a7f37",
-    "all_to_all": "#8250df",
-    "broadcast": "#bf8700",
-    "send": "#bc4c00",
-    "send_receive": "#cf222e",
-}
 MARKS = {"fp32": ("o", "-"), "bf16": ("s", "--")}
 
 
@@ -49,7 +43,7 @@ def _panel(left: Any, right: Any, part: pd.DataFrame, fitted: pd.DataFrame, titl
     timed = part[part.time_ns.notna()]
     for (kind, dtype), sizes in timed.groupby(["kind", "dtype"], sort=False):
         mark, dash = MARKS[str(dtype)]
-        style: dict[str, Any] = {"color": SHADES[str(kind)], "fillstyle": "full" if dtype == "fp32" else "none"}
+        style: dict[str, Any] = {"color": _shade(kind), "fillstyle": "full" if dtype == "fp32" else "none"}
         payload = sizes.payload_bytes.astype(float)
         left.plot(payload, sizes.time_ns.astype(float) / 1e3, mark, ms=3.5, **style)
         right.plot(payload, sizes.bus_bandwidth_bytes_per_s.astype(float) / 1e9, mark, ms=3.5, **style)
@@ -57,7 +51,7 @@ def _panel(left: Any, right: Any, part: pd.DataFrame, fitted: pd.DataFrame, titl
             ends = _between(line.from_bytes, line.to_bytes)
             times = [line.time_s(s) for s in ends]
             factor = bus_factor(str(kind), int(sizes.group_size.iloc[0]))
-            drawn = {"color": SHADES[str(kind)], "lw": 0.9, "ls": dash}
+            drawn = {"color": _shade(kind), "lw": 0.9, "ls": dash}
             left.plot(ends, [t * 1e6 for t in times], **drawn)
             right.plot(ends, [factor * s / t / 1e9 for s, t in zip(ends, times, strict=True)], **drawn)
     link = timed.link_bytes_per_s.dropna()
@@ -91,7 +85,7 @@ def _between(low: int, high: int, num_points: int = 25) -> list[float]:
 
 def _key(figure: Any, measured: pd.DataFrame) -> None:
     kinds = list(dict.fromkeys(measured.kind))
-    handles = [Line2D([], [], color=SHADES[kind], marker="o", ms=3.5, lw=0.9, label=kind) for kind in kinds]
+    handles = [Line2D([], [], color=_shade(kind), marker="o", ms=3.5, lw=0.9, label=kind) for kind in kinds]
     for dtype in dict.fromkeys(measured.dtype):
         mark, dash = MARKS[dtype]
         style = "full" if dtype == "fp32" else "none"
@@ -102,3 +96,7 @@ def _key(figure: Any, measured: pd.DataFrame) -> None:
     figure.supxlabel(
         "marks: medians over rounds · lines: the fit α + β · S, by range of sizes", x=0.01, ha="left", fontsize=7.5
     )
+
+
+def _shade(kind: Any) -> str:
+    return SHADES[COLORS[str(kind)]]

@@ -67,6 +67,7 @@ def plan(request: CommRequest, asked: Asked, cluster: Cluster, suite_id: str) ->
             "nodes": described_nodes(used),
             "layout": None if asked.layout is None else str(asked.layout),
             "cpus_per_rank": placement.cpus_per_rank,
+            "ranks_share_cores": _shares_cores(placement, cluster),
             "inherited_nccl_env": inherited_settings(),
             "source_hash": this_code().source_hash,
         },
@@ -126,6 +127,11 @@ def place(cluster: Cluster, layout: Layout | None, ranks_per_node: int | None) -
     )
 
 
+def _shares_cores(placement: NodePlacement, cluster: Cluster) -> bool:
+    cores = {node.address: node.num_cpus for node in cluster.nodes}
+    return any(share.num_ranks > cores[share.address] for share in placement.nodes)
+
+
 def notes(request: CommRequest, sweep: Sweep, cluster: Cluster) -> list[str]:
     """What is said before anything is measured."""
     from raybench.report.text import count, size
@@ -142,7 +148,6 @@ def notes(request: CommRequest, sweep: Sweep, cluster: Cluster) -> list[str]:
         told.append(f"settings {', '.join(sweep.settings)}: a job of its own for each in every round, in turn")
     if sweep.backend == "gloo" and any(name.startswith("NCCL_") for env in sweep.settings.values() for name in env):
         told.append("there are no GPUs: gloo carries the data, and settings of NCCL change nothing")
-    cores = {node.address: node.num_cpus for node in cluster.nodes}
-    if any(share.num_ranks > cores[share.address] for share in sweep.placement.nodes):
+    if _shares_cores(sweep.placement, cluster):
         told.append("ranks share cores: times of gloo are those of this machine as much as of its network")
     return told

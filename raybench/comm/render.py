@@ -12,14 +12,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from raybench.report.text import MISSING, count, known, number, percent, plain, rate, size, words
+from raybench.analysis.links import fit_of, unmeasured
+from raybench.report.collectives import gigabytes, microseconds, uncertainty, where_of
+from raybench.report.text import MISSING, count, known, number, percent, plain, short_size, words
 
 PLACE = ["setting", "group", "dtype"]
-UNKNOWN = float("nan")
-
-
-def microseconds(nanoseconds: Any) -> str:
-    return number(nanoseconds / 1e3) if known(nanoseconds) else MISSING
 
 
 def table(measured: pd.DataFrame, fitted: pd.DataFrame, *, by_size: bool) -> RenderableType:
@@ -38,7 +35,7 @@ def table(measured: pd.DataFrame, fitted: pd.DataFrame, *, by_size: bool) -> Ren
         )
         own = fitted[(fitted.setting == setting) & (fitted.group == group) & (fitted.dtype == dtype)]
         blocks += [title, _by_size(part) if by_size else _by_operation(part, own)]
-        for row in _unmeasured(part):
+        for row in unmeasured(part).drop_duplicates("kind").itertuples():
             blocks.append(Text(f" {row.kind}: {words(row.status)}: {plain(row.reason)}", style="yellow"))
         if by_size:
             blocks += [Text(f" left out: {told}", style="dim") for told in _left_out(part)]
@@ -47,19 +44,6 @@ def table(measured: pd.DataFrame, fitted: pd.DataFrame, *, by_size: bool) -> Ren
 
 def is_alone(measured: pd.DataFrame) -> bool:
     return bool(measured.setting.nunique() == 1)
-
-
-def where_of(row: Any) -> str:
-    groups = "" if row.num_groups == 1 else f"{int(row.num_groups)} groups at once, each of "
-    link = f", link {rate(row.link_bytes_per_s)}" if known(row.link_bytes_per_s) else ""
-    ranks, nodes = count(int(row.group_size), "rank"), count(int(row.num_nodes), "node")
-    return f"{groups}{ranks} on {nodes}, {row.backend}{link}"
-
-
-def _unmeasured(part: pd.DataFrame) -> list[Any]:
-    """Of every operation the first row that has no time and should; what the budget left out, the legend says."""
-    rows = part[(part.status != "ok") & ((part.status != "skipped") | part.payload_bytes.isna())]
-    return list(rows.drop_duplicates("kind").itertuples())
 
 
 def _short(measured: pd.DataFrame) -> pd.DataFrame:
@@ -86,11 +70,11 @@ class _Column:
 
 TIMES = (
     _Column("wrong", lambda row: number(row.num_wrong)),
-    _Column("p50\nµs", lambda row: microseconds(row.p50_ns)),
-    _Column("p95\nµs", lambda row: microseconds(row.p95_ns), 2),
-    _Column("p99\nµs", lambda row: microseconds(row.p99_ns), 1),
-    _Column("algbw\nGB/s", lambda row: _gigabytes(row.algorithm_bandwidth_bytes_per_s), 3),
-    _Column("busbw\nGB/s", lambda row: _gigabytes(row.bus_bandwidth_bytes_per_s)),
+    _Column("p50\nµs", lambda row: microseconds(row.p50_ns / 1e9)),
+    _Column("p95\nµs", lambda row: microseconds(row.p95_ns / 1e9), 2),
+    _Column("p99\nµs", lambda row: microseconds(row.p99_ns / 1e9), 1),
+    _Column("algbw\nGB/s", lambda row: gigabytes(row.algorithm_bandwidth_bytes_per_s), 3),
+    _Column("busbw\nGB/s", lambda row: gigabytes(row.bus_bandwidth_bytes_per_s)),
     _Column("% of\nlink", lambda row: percent(row.fraction_of_link, 0)),
     _Column("sent\n× S", lambda row: _sent(row), 1),
     _Column("beside\ncomp.", lambda row: _times(row.overlap_slowdown), 4),
@@ -103,9 +87,9 @@ SIZE = (
 )
 FIT = (
     _Column("operation", lambda row: str(row.kind)),
-    _Column("α\nµs", lambda row: microseconds(row.alpha_s * 1e9)),
-    _Column("fitted\nGB/s", lambda row: _gigabytes(row.fitted)),
-    _Column("±", lambda row: percent(row.fitted_error, 0 if row.fitted_error > 0.1 else 1), 3),
+    _Column("α\nµs", lambda row: microseconds(row.alpha_s)),
+    _Column("fitted\nGB/s", lambda row: gigabytes(row.fitted_bus_bandwidth_bytes_per_s)),
+    _Column("±", lambda row: uncertainty(row.fitted_error), 3),
     _Column("fit\nerror", lambda row: percent(row.fit_error, 0), 3),
     _Column("largest", lambda row: short_size(row.payload_bytes)),
 )
@@ -118,14 +102,8 @@ def _by_operation(part: pd.DataFrame, fitted: pd.DataFrame) -> RenderableType:
         timed = sizes[sizes.time_ns.notna()]
         if timed.empty:
             continue
-        lines = fitted[fitted.kind == kind]
-        row = timed.iloc[-1].copy()
-        row["num_wrong"] = sizes.num_wrong.sum()
-        row["alpha_s"] = lines.alpha_s.iloc[0] if len(lines) else UNKNOWN
-        row["fitted"] = lines.bus_bandwidth_bytes_per_s.iloc[-1] if len(lines) else UNKNOWN
-        row["fitted_error"] = lines.bus_bandwidth_error.iloc[-1] if len(lines) else UNKNOWN
-        row["fit_error"] = lines.fit_error.max() if len(lines) else UNKNOWN
-        rows.append(row)
+        fit = fit_of(fitted[fitted.kind == kind])
+        rows.append(pd.Series({**timed.iloc[-1], "num_wrong": sizes.num_wrong.sum(), **fit}))
     return _Fitting((*FIT, *TIMES), rows)
 
 
@@ -156,17 +134,6 @@ class _Fitting:
         for row in self._rows:
             grid.add_row(*(column.cell(row) for column in columns))
         return grid
-
-
-def _gigabytes(bytes_per_s: Any) -> str:
-    if not known(bytes_per_s):
-        return MISSING
-    return number(bytes_per_s / 1e9) if bytes_per_s >= 1e6 else f"{bytes_per_s / 1e9:.0e}"
-
-
-def short_size(num_bytes: Any) -> str:
-    """Without decimals that say nothing."""
-    return size(int(num_bytes)).replace(".00 ", " ").replace(".0 ", " ") if known(num_bytes) else MISSING
 
 
 def _times(ratio: Any) -> str:

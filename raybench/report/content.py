@@ -12,6 +12,7 @@ from raybench.analysis.comparison import Ranking, Ratio, rank_cases, rates, scal
 from raybench.analysis.efficiency import cost_per_million_tokens
 from raybench.analysis.metrics import summary
 from raybench.analysis.statistics import Estimate
+from raybench.report.collectives import Sweep, sweeps
 from raybench.report.details import Details, gather
 from raybench.report.explain import explain
 from raybench.report.facts import cautions, every, facts_of, peaks_of
@@ -71,10 +72,12 @@ class Report:
     """Hardware, scale and versions, each in a few words."""
     warnings: tuple[str, ...] = field(default=())
     """What a reader has to know before trusting a number."""
+    sweeps: tuple[Sweep, ...] = ()
+    """Of collectives, where there are any."""
 
 
 def build(results: Results, *, price: float | None = None, references: Results | None = None) -> Report:
-    """The report of the newest suite of every track in `results`.
+    """The report of the newest suite of every track in `results`, and of the newest sweeps.
 
     Args:
         price: of one rank, which is one GPU, for an hour, in USD.
@@ -93,10 +96,15 @@ def build(results: Results, *, price: float | None = None, references: Results |
         _section(newest, cases.reset_index(drop=True), details, shown)
         for _, cases in whole.groupby(["track"], sort=True, observed=True)
     ]
-    warnings = [*cautions(newest), *(f"Left out: {plain(problem)}" for problem in results.problems)]
-    if older := len(results.suite_ids) - len(newest.suite_ids):
+    measured = sweeps(results)
+    suite_ids = sorted({*newest.suite_ids, *(sweep.suite_id for sweep in measured)})
+    swept = results.collectives[results.collectives.suite_id.isin(suite_ids)]
+    rows = pd.concat([newest.runs, swept.astype("object")]) if len(swept) else newest.runs
+    warnings = [*cautions(newest, rows), *(f"Left out: {plain(problem)}" for problem in results.problems)]
+    if older := len(results.suite_ids) - len(suite_ids):
         warnings.append(f"{count(older, 'older suite')} in {results.folder} not shown (name one: FOLDER@SUITE_ID)")
-    return Report(tuple(sections), facts_of(newest) | peaks_of(whole), tuple(warnings))
+    facts = facts_of(rows, suite_ids, results.folder) | peaks_of(whole)
+    return Report(tuple(sections), facts, tuple(warnings), measured)
 
 
 def _section(results: Results, cases: pd.DataFrame, details: Details, shown: Sequence[Published]) -> Section:

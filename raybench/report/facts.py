@@ -12,31 +12,35 @@ from raybench.analysis.curves import warnings_of
 from raybench.report.text import number, plain, size
 
 if TYPE_CHECKING:
+    from raybench.results.folder import Folder
     from raybench.results.reader import Results
 
 
-def facts_of(results: Results) -> dict[str, str]:
-    """Hardware, scale and versions, each in a few words."""
-    runs = results.runs
-    environments = [_environment(text) for text in runs.environment.dropna().unique()]
+def facts_of(rows: pd.DataFrame, suite_ids: Sequence[str], place: Folder) -> dict[str, str]:
+    """Hardware, scale and versions, each in a few words.
+
+    Args:
+        rows: of runs and of sweeps, which share the columns that are read here.
+    """
+    environments = [_environment(text) for text in rows.environment.dropna().unique()]
     nodes = {str(n.get("address")): n for e in environments for n in e.get("nodes", []) if isinstance(n, dict)}
-    device = every(runs.device)
-    if memory := every(runs.device_memory_bytes, size):
+    device = every(rows.device)
+    if memory := every(rows.device_memory_bytes, size):
         device += f" of {memory}"
     facts = {
         "Device": device,
         "Nodes": ", ".join(_node(node) for node in nodes.values()),
-        "Backend": every(runs.backend),
+        "Backend": every(rows.backend),
         "Launcher": ", ".join(sorted({plain(e["launcher"]) for e in environments if "launcher" in e})),
-        "Scale": every(runs.scale),
-        "Measured": _period(runs.started_at.dropna()),
-        "raybench": _version(runs),
-        "torch": every(runs.torch_version),
-        "Ray": every(runs.ray_version),
-        "NCCL": every(runs.nccl_version),
-        "Python": every(runs.python_version),
-        "Suites": ", ".join(results.suite_ids),
-        "Results": plain(results.folder),
+        "Scale": every(rows.scale),
+        "Measured": _period(rows.started_at.dropna()),
+        "raybench": _version(rows),
+        "torch": every(rows.torch_version),
+        "Ray": every(rows.ray_version),
+        "NCCL": every(rows.nccl_version),
+        "Python": every(rows.python_version),
+        "Suites": ", ".join(suite_ids),
+        "Results": plain(place),
     }
     return {name: value for name, value in facts.items() if value}
 
@@ -70,11 +74,15 @@ def _period(times: Any) -> str:
     return f"{first} UTC" if first == last else f"{first} – {last[11:] if first[:10] == last[:10] else last} UTC"
 
 
-def cautions(results: Results) -> list[str]:
-    """What a reader has to know before trusting a number."""
+def cautions(results: Results, rows: pd.DataFrame) -> list[str]:
+    """What a reader has to know before trusting a number.
+
+    Args:
+        rows: of runs and of sweeps.
+    """
     runs = results.runs
     found = []
-    environments = [_environment(text) for text in runs.environment.dropna().unique()]
+    environments = [_environment(text) for text in rows.environment.dropna().unique()]
     if any(e.get("ranks_share_cores") for e in environments):
         found.append("Ranks shared CPU cores: times say little about computing, more about waiting and the network.")
     if (runs.scale == "smoke").any():

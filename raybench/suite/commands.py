@@ -167,6 +167,7 @@ def report_command(
 ) -> Answer:
     """The table, and the report's files."""
     from raybench.analysis.rows import rows
+    from raybench.comm.render import as_rows
     from raybench.report.content import build
     from raybench.report.export import parse_exports
     from raybench.report.reference import load_references
@@ -175,11 +176,14 @@ def report_command(
     from raybench.results.store import load
 
     wanted = parse_exports(exports)
-    loaded = load(results)
+    loaded = load(results, of="any")
     report = build(loaded, price=price, references=load_references() if reference else None)
     files = [str(path) for path in write_report(report, out, wanted)]
     text = "\n".join(f"wrote {path}" for path in files)
-    body = document(0, rows=rows(loaded), results=str(loaded.folder), files=files, problems=loaded.problems)
+    links = [row for sweep in report.sweeps for row in as_rows(sweep.operations)]
+    body = document(
+        0, rows=rows(loaded), links=links, results=str(loaded.folder), files=files, problems=loaded.problems
+    )
     return Answer(table=tables(report), text=text, document=body)
 
 
