@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from raybench import __version__
+from raybench import options as opt
 from raybench.errors import RequestError
 from raybench.suite.answer import Answer
-from raybench.suite.numbers import above_zero, seconds, whole_number
 from raybench.suite.shell import call
 
 app = typer.Typer(
@@ -21,70 +21,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Which parallelism should I train with, here? Measured on your own Ray cluster.",
 )
-Tracks = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="TRACK[:CASE] …", help="Letter, name or prefix of a track, or a YAML file."),
-]
-Results = Annotated[str | None, typer.Option("--results", metavar="DIR|s3://…", help="Where rows go.")]
-Scale = Annotated[
-    str | None, typer.Option("--scale", metavar="smoke|full", help="By default full with GPUs, else smoke.")
-]
-Steps = Annotated[
-    int | None,
-    typer.Option("--steps", metavar="N", parser=whole_number("--steps", 1), help="Steps in the timed window."),
-]
-Warmup = Annotated[
-    int | None,
-    typer.Option("--warmup", metavar="N", parser=whole_number("--warmup", 0), help="Steps before the window."),
-]
-Repeats = Annotated[
-    int | None, typer.Option("--repeats", metavar="N", parser=whole_number("--repeats", 1), help="Rounds a case.")
-]
-Budget = Annotated[
-    float | None,
-    typer.Option(
-        "--budget-s",
-        metavar="N",
-        parser=seconds("--budget-s"),
-        help="Seconds for all; costs rounds, never the gate.",
-    ),
-]
-Timeout = Annotated[
-    int | None,
-    typer.Option(
-        "--timeout-s",
-        metavar="N",
-        parser=whole_number("--timeout-s", 1),
-        help="Longest time of a round, gate included.",
-    ),
-]
-Resume = Annotated[
-    str | None,
-    typer.Option(
-        "--resume", metavar="[=SUITE_ID]", help="Go on with the newest suite of this request, or the one named."
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Resume although code, versions or hardware changed.")]
-Launcher = Annotated[
-    str, typer.Option("--launcher", metavar="ray|torchrun", help="torchrun: this node alone, without Ray.")
-]
-Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Run the libraries' implementations too.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A dotted key of the track; may be repeated."),
-]
-NcclEnv = Annotated[
-    str | None,
-    typer.Option("--nccl-env", metavar="NAME|FILE", help="NCCL settings for every rank, by name or from a file."),
-]
-Trace = Annotated[
-    str | None,
-    typer.Option("--trace", metavar="[=N]", help="Trace N steps (2) of every case behind its last window."),
-]
-Nsys = Annotated[bool, typer.Option("--nsys", help="Trace with NVIDIA Nsight Systems instead of torch.profiler.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, on what, and roughly how long.")]
-SIDE = "A folder, a suite_id in results/, or FOLDER@SUITE_ID"
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else there.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -101,8 +37,8 @@ def _root(
 
 @app.command("list")
 def list_tracks(
-    cluster: Annotated[bool, typer.Option("--cluster", help="Ask every node of the Ray cluster.")] = False,
-    as_json: Json = False,
+    cluster: opt.OnCluster = False,
+    as_json: opt.Json = False,
 ) -> Answer:
     """Tracks, cases, what each needs, and whether it can run here."""
     from raybench.suite.commands import list_command
@@ -112,24 +48,24 @@ def list_tracks(
 
 @app.command("run")
 def run(
-    tracks: Tracks = None,
-    results: Results = None,
-    scale: Scale = None,
-    steps: Steps = None,
-    warmup: Warmup = None,
-    repeats: Repeats = None,
-    budget_s: Budget = None,
-    timeout_s: Timeout = None,
-    resume: Resume = None,
-    force: Force = False,
-    launcher: Launcher = "ray",
-    peers: Peers = True,
-    settings: Set = None,
-    nccl_env: NcclEnv = None,
-    trace: Trace = None,
-    nsys: Nsys = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    tracks: opt.Tracks = None,
+    results: opt.Results = None,
+    scale: opt.Scale = None,
+    steps: opt.Steps = None,
+    warmup: opt.Warmup = None,
+    repeats: opt.Repeats = None,
+    budget_s: opt.Budget = None,
+    timeout_s: opt.Timeout = None,
+    resume: opt.Resume = None,
+    force: opt.Force = False,
+    launcher: opt.Launcher = "ray",
+    peers: opt.Peers = True,
+    settings: opt.Set = None,
+    nccl_env: opt.NcclEnv = None,
+    trace: opt.Trace = None,
+    nsys: opt.Nsys = False,
+    dry_run: opt.DryRun = False,
+    as_json: opt.Json = False,
 ) -> Answer:
     """Measure tracks, or single cases of them."""
     return _run(_named(tracks), **_without(locals(), "tracks"))
@@ -137,23 +73,23 @@ def run(
 
 @app.command("run-all")
 def run_all(
-    results: Results = None,
-    scale: Scale = None,
-    steps: Steps = None,
-    warmup: Warmup = None,
-    repeats: Repeats = None,
-    budget_s: Budget = None,
-    timeout_s: Timeout = None,
-    resume: Resume = None,
-    force: Force = False,
-    launcher: Launcher = "ray",
-    peers: Peers = True,
-    settings: Set = None,
-    nccl_env: NcclEnv = None,
-    trace: Trace = None,
-    nsys: Nsys = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    results: opt.Results = None,
+    scale: opt.Scale = None,
+    steps: opt.Steps = None,
+    warmup: opt.Warmup = None,
+    repeats: opt.Repeats = None,
+    budget_s: opt.Budget = None,
+    timeout_s: opt.Timeout = None,
+    resume: opt.Resume = None,
+    force: opt.Force = False,
+    launcher: opt.Launcher = "ray",
+    peers: opt.Peers = True,
+    settings: opt.Set = None,
+    nccl_env: opt.NcclEnv = None,
+    trace: opt.Trace = None,
+    nsys: opt.Nsys = False,
+    dry_run: opt.DryRun = False,
+    as_json: opt.Json = False,
 ) -> Answer:
     """Measure every track of the suite."""
     return _run(None, **locals())
@@ -161,18 +97,18 @@ def run_all(
 
 @app.command("verify")
 def verify(
-    tracks: Tracks = None,
-    results: Results = None,
-    scale: Scale = None,
-    timeout_s: Timeout = None,
-    resume: Resume = None,
-    force: Force = False,
-    launcher: Launcher = "ray",
-    peers: Peers = True,
-    settings: Set = None,
-    nccl_env: NcclEnv = None,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    tracks: opt.Tracks = None,
+    results: opt.Results = None,
+    scale: opt.Scale = None,
+    timeout_s: opt.Timeout = None,
+    resume: opt.Resume = None,
+    force: opt.Force = False,
+    launcher: opt.Launcher = "ray",
+    peers: opt.Peers = True,
+    settings: opt.Set = None,
+    nccl_env: opt.NcclEnv = None,
+    dry_run: opt.DryRun = False,
+    as_json: opt.Json = False,
 ) -> Answer:
     """The gate alone: are the gradients right? Nothing is timed."""
     return _run(_named(tracks), verify_only=True, **_without(locals(), "tracks"))
@@ -244,22 +180,12 @@ def _nccl_settings(name: str | None) -> dict[str, str]:
 
 @app.command("report")
 def report(
-    results: Annotated[str, typer.Argument(metavar="[RESULTS]", help=f"{SIDE}.")] = "results",
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go.")] = Path("report"),
-    price: Annotated[
-        float | None,
-        typer.Option(
-            "--price",
-            metavar="USD_PER_GPU_HOUR",
-            parser=above_zero("--price", "USD"),
-            help="Adds what a million tokens cost.",
-        ),
-    ] = None,
-    reference: Annotated[bool, typer.Option("--reference", help="Show published numbers beside the rows.")] = False,
-    export: Annotated[
-        str | None, typer.Option("--export", metavar="csv,md,tensorboard,mlflow", help="For other tools, too.")
-    ] = None,
-    as_json: Json = False,
+    results: opt.Measured = "results",
+    out: opt.Out = Path("report"),
+    price: opt.Price = None,
+    reference: opt.Reference = False,
+    export: opt.Export = None,
+    as_json: opt.Json = False,
 ) -> Answer:
     """A table of what was measured; BENCHMARK_SUMMARY.md, report.html and figures."""
     from raybench.suite.commands import report_command
@@ -269,9 +195,9 @@ def report(
 
 @app.command("compare")
 def compare(
-    base: Annotated[str, typer.Argument(metavar="BASE", help=f"{SIDE}; several suites with commas between them.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Likewise.")],
-    as_json: Json = False,
+    base: opt.Base,
+    new: opt.New,
+    as_json: opt.Json = False,
 ) -> Answer:
     """Faster, slower or the same, case by case; at least 3 suites a side. Exit code 3 when anything got worse."""
     from raybench.suite.commands import compare_command
@@ -281,28 +207,13 @@ def compare(
 
 @app.command("schedule")
 def schedule(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as gpipe or one-f-one-b.")],
-    stages: Annotated[
-        int, typer.Option("--stages", metavar="P", parser=whole_number("--stages", 1), help="Ranks of the pipeline.")
-    ],
-    micro_batches: Annotated[
-        int,
-        typer.Option(
-            "--micro-batches", metavar="M", parser=whole_number("--micro-batches", 1), help="Micro-batches a step."
-        ),
-    ],
-    chunks: Annotated[
-        int | None,
-        typer.Option("--chunks", metavar="V", parser=whole_number("--chunks", 1), help="Chunks of the model a rank."),
-    ] = None,
-    times: Annotated[
-        str | None,
-        typer.Option(
-            "--times", metavar="F,B,W,C", help="Forward, input gradient, weight gradient and transfer, in ms."
-        ),
-    ] = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw it, too.")] = None,
-    as_json: Json = False,
+    name: opt.ScheduleName,
+    stages: opt.Stages,
+    micro_batches: opt.MicroBatches,
+    chunks: opt.Chunks = None,
+    times: opt.Times = None,
+    png: opt.Png = None,
+    as_json: opt.Json = False,
 ) -> Answer:
     """A pipeline schedule, checked and simulated."""
     from raybench.suite.commands import schedule_command
@@ -312,82 +223,27 @@ def schedule(
 
 @app.command("comm")
 def comm(
-    operations: Annotated[
-        str | None,
-        typer.Option("--operations", metavar="A,B,…", help="Such as all-reduce or send-receive; all by default."),
-    ] = None,
-    sizes: Annotated[
-        str | None,
-        typer.Option("--sizes", metavar="MIN:MAX[:FACTOR]", help="8:8M:4 without GPUs, 8:1G:2 with, by default."),
-    ] = None,
-    groups: Annotated[
-        str | None,
-        typer.Option(
-            "--groups",
-            metavar="node,across,all,AXIS",
-            help="Ranks of a node, one of each node, all, or an axis of --layout; by default all that there are.",
-        ),
-    ] = None,
-    layout: Annotated[
-        str | None, typer.Option("--layout", metavar="AXIS=N,…", help="Such as data=2,tensor=4: adds its axes.")
-    ] = None,
-    dtypes: Annotated[str | None, typer.Option("--dtypes", metavar="fp32,bf16", help="Both by default.")] = None,
-    ranks_per_node: Annotated[
-        int | None,
-        typer.Option(
-            "--ranks-per-node",
-            metavar="N",
-            parser=whole_number("--ranks-per-node", 1),
-            help="By default as many as GPUs, 2 without.",
-        ),
-    ] = None,
-    repeats: Repeats = None,
-    budget_s: Annotated[
-        float | None,
-        typer.Option(
-            "--budget-s",
-            metavar="N",
-            parser=seconds("--budget-s"),
-            help="Seconds of measuring, 60 without GPUs, 600 with; costs the largest sizes.",
-        ),
-    ] = None,
-    timeout_s: Annotated[
-        int | None,
-        typer.Option(
-            "--timeout-s",
-            metavar="N",
-            parser=whole_number("--timeout-s", 1),
-            help="Longest time of one operation's sizes.",
-        ),
-    ] = None,
-    link_gbps: Annotated[
-        float | None,
-        typer.Option(
-            "--link-gbps",
-            metavar="X",
-            parser=above_zero("--link-gbps", "Gbit/s"),
-            help="The link between nodes (on one node: within it); by default as its interface says.",
-        ),
-    ] = None,
-    nccl_env: Annotated[
-        str | None,
-        typer.Option(
-            "--nccl-env",
-            metavar="A,B,…",
-            help="Settings to compare, by name or file, or none; each in jobs of its own.",
-        ),
-    ] = None,
-    overlap: Annotated[
-        bool, typer.Option("--overlap/--no-overlap", help="Measure the largest size beside compute, too.")
-    ] = True,
-    by_size: Annotated[bool, typer.Option("--by-size", help="Print a line a size, not only one an operation.")] = False,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw it, too.")] = None,
-    results: Results = None,
-    launcher: Launcher = "ray",
-    as_json: Json = False,
+    operations: opt.Operations = None,
+    sizes: opt.Sizes = None,
+    groups: opt.Groups = None,
+    layout: opt.SweepLayout = None,
+    dtypes: opt.Dtypes = None,
+    ranks_per_node: opt.RanksPerNode = None,
+    repeats: opt.Repeats = None,
+    budget_s: opt.SweepBudget = None,
+    timeout_s: opt.SweepTimeout = None,
+    link_gbps: opt.LinkGbps = None,
+    nccl_env: opt.NcclEnvs = None,
+    overlap: opt.Overlap = True,
+    by_size: opt.BySize = False,
+    png: opt.Png = None,
+    results: opt.Results = None,
+    launcher: opt.Launcher = "ray",
+    as_json: opt.Json = False,
 ) -> Answer:
     """How fast the network between the ranks is: latency and bandwidth, operation by operation, checked."""
-    from raybench.comm.command import CommRequest, comm_command
+    from raybench.comm.command import comm_command
+    from raybench.comm.request import CommRequest
     from raybench.comm.sweep import DEFAULT_ROUNDS, DEFAULT_TIMEOUT_S
     from raybench.suite import request as asked
 
@@ -415,15 +271,9 @@ def comm(
 
 @app.command("doctor")
 def doctor(
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[topo|nccl|watchdog FILE] …", help="Output of nvidia-smi topo -m, NCCL, or PyTorch."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="ENV_FILE", help="Write the environment to use, for --nccl-env."),
-    ] = None,
-    as_json: Json = False,
+    files: opt.Evidence = None,
+    out: opt.EnvFile = None,
+    as_json: opt.Json = False,
 ) -> Answer:
     """What is wrong with this cluster; or what topologies, NCCL logs and watchdog reports say, several as one story."""
     from raybench.suite.commands import doctor_command
@@ -433,12 +283,10 @@ def doctor(
 
 @app.command("traces")
 def traces(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder of traces (PyTorch, nsys), or one trace.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go.")] = Path("traces"),
-    select: Annotated[
-        str, typer.Option("--select", metavar="latest|all", help="Of several traces a rank: the newest, or every one.")
-    ] = "latest",
-    as_json: Json = False,
+    folder: opt.TraceFolder,
+    out: opt.Out = Path("traces"),
+    select: opt.Select = "latest",
+    as_json: opt.Json = False,
 ) -> Answer:
     """Where the time went, from the profiler's traces: summary.csv and summary.html."""
     from raybench.traces.command import traces_command

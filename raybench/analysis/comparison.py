@@ -49,6 +49,8 @@ class Ranking:
     """The cases of a track that did the same work, or the most they could at once, on as many ranks; fastest first."""
 
     cases: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+    """Cases of the same work and ranks on another number of nodes: as after a node died, at `smoke`."""
     over_second: Ratio | None
     over_peer: Ratio | None
     """Over the fastest peer, where the winner is no peer and the second is another case."""
@@ -61,7 +63,7 @@ def rank_cases(summary: pd.DataFrame, rates: pd.DataFrame) -> Ranking | None:
 
     Cases of other sizes answer another question and are left out: the largest group of equal ranks and tokens a
     step is ranked. With `micro_batch: largest` the size that each case found is what is asked about, so there equal
-    ranks are enough.
+    ranks are enough. Of the group, those on as many nodes as most of it are ranked; of two halves, those on more.
     """
     measured = summary[summary.tokens_per_s.notna() & summary.case.isin(rates.columns)]
     if measured.empty:
@@ -69,13 +71,16 @@ def rank_cases(summary: pd.DataFrame, rates: pd.DataFrame) -> Ranking | None:
     tokens = measured.tokens_per_step.mask(measured.micro_batch.eq("largest").fillna(False))
     sizes = measured.groupby([measured.num_ranks, tokens], dropna=False)
     group = max((group for _, group in sizes), key=lambda g: (len(g), g.num_ranks.fillna(0).max()))
-    ranked = group.sort_values("tokens_per_s", ascending=False, kind="stable")
+    on_nodes = group.groupby("num_nodes", dropna=False)
+    together = max((part for _, part in on_nodes), key=lambda p: (len(p), p.num_nodes.fillna(0).max()))
+    ranked = together.sort_values("tokens_per_s", ascending=False, kind="stable")
     cases = tuple(ranked.case)
     peers = ranked[ranked.peer.notna()].case
     is_peer = ranked.peer.notna().iloc[0]
     peer = None if is_peer or peers.empty or peers.iloc[0] in cases[:2] else peers.iloc[0]
     return Ranking(
         cases,
+        elsewhere=tuple(group.case[~group.case.isin(cases)]),
         over_second=ratio(rates, cases[0], cases[1]) if len(cases) > 1 else None,
         over_peer=ratio(rates, cases[0], peer) if peer else None,
         over_slowest=ratio(rates, cases[0], cases[-1]) if len(cases) > 2 and cases[-1] != peer else None,

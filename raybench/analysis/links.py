@@ -26,6 +26,9 @@ MEDIANS = [
     "fraction_of_link", "network_bytes", "loopback_bytes", "overlap_slowdown", "overlap_compute_slowdown",
 ]  # fmt: skip
 
+FIT = ("alpha_s", "fitted_bus_bandwidth_bytes_per_s", "fitted_error", "fit_error")
+BEST = ("bus_bandwidth_bytes_per_s", "payload_bytes", "fraction_of_link")
+
 
 def links(results: Results | str | Path) -> pd.DataFrame:
     """Latency and bandwidth of every operation of the sweeps: one row a range of sizes.
@@ -78,6 +81,48 @@ def sizes(results: Results | str | Path) -> pd.DataFrame:
     rows = [_size_row(dict(zip(by_size, key, strict=True)), rounds) for key, rounds in _groups(frame, by_size)]
     columns = [*by_size, *FACTS, "status", "reason", "num_rounds", "num_wrong", *MEDIANS, "speedup"]
     return _numeric(pd.DataFrame(rows, columns=columns), ["link_bytes_per_s", *MEDIANS, "speedup"])
+
+
+def operations(measured: pd.DataFrame, fitted: pd.DataFrame) -> pd.DataFrame:
+    """One row an operation of `sizes`, with its fit among `links`: latency, bandwidth, and what went wrong.
+
+    Columns: those of a case and its group; status, reason (of the first size that should have a time and has none);
+    num_wrong (sum); those of `fit_of`; best_bus_bandwidth_bytes_per_s, best_payload_bytes and best_fraction_of_link of
+    the size whose median bus bandwidth is the largest.
+    """
+    lines = dict(list(fitted.groupby(CASE, sort=False)))
+    rows = []
+    for key, part in measured.groupby(CASE, sort=False):
+        bad = unmeasured(part)
+        best = part.nlargest(1, "bus_bandwidth_bytes_per_s")
+        rows.append(
+            {
+                **dict(zip(CASE, key, strict=True)),
+                **{name: _first(part[name]) for name in FACTS},
+                "status": bad.status.iloc[0] if len(bad) else "ok",
+                "reason": bad.reason.iloc[0] if len(bad) else None,
+                "num_wrong": int(part.num_wrong.sum()),
+                **fit_of(lines.get(key, fitted[:0])),
+                **{f"best_{name}": _first(best[name]) for name in BEST},
+            }
+        )
+    columns = [*CASE, *FACTS, "status", "reason", "num_wrong", *FIT, *(f"best_{name}" for name in BEST)]
+    numbers = ["link_bytes_per_s", *FIT, *(f"best_{name}" for name in BEST)]
+    return _numeric(pd.DataFrame(rows, columns=columns), numbers)
+
+
+def fit_of(lines: pd.DataFrame) -> dict[str, float | None]:
+    """An operation's ranges in one: latency of the smallest sizes, bandwidth of the largest, the worst error."""
+    if lines.empty:
+        return dict.fromkeys(FIT)
+    first, last = lines.iloc[0], lines.iloc[-1]
+    values = (first.alpha_s, last.bus_bandwidth_bytes_per_s, last.bus_bandwidth_error, lines.fit_error.max())
+    return dict(zip(FIT, values, strict=True))
+
+
+def unmeasured(measured: pd.DataFrame) -> pd.DataFrame:
+    """Rows without a time that should have one: not the sizes that the budget left out."""
+    return measured[(measured.status != "ok") & ((measured.status != "skipped") | measured.payload_bytes.isna())]
 
 
 def _size_row(key: dict[str, Any], rounds: pd.DataFrame) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the tables say about each case: one tidy row, and the object that `--json` prints.
+"""What the tables say about each case, as one tidy row.
 
 Every number is derived in `docs/metrics.md`. A case that failed anywhere has no measurement: a number exists only
 where all its rounds are ok and no gate failed.
@@ -272,46 +272,3 @@ def _floats(values: Any) -> Floats:
 def _first(values: Any) -> Any:
     known = values.dropna()
     return known.iloc[0] if len(known) else None
-
-
-def rows(results: Results) -> list[dict[str, Any]]:
-    """One object a case, as `--json` prints it: plain data, null where a number does not apply."""
-    return [_row({k: None if pd.isna(v) else v for k, v in row.items()}) for row in _records(results)]
-
-
-def _records(results: Results) -> list[dict[str, Any]]:
-    return [{str(k): v for k, v in row.items()} for row in summary(results).to_dict("records")]
-
-
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    peak = row["peak_device_bytes"] if row["peak_device_bytes"] is not None else row["peak_rss_bytes"]
-    return {
-        "track": row["track"],
-        "case": row["case"],
-        "peer": row["peer"],
-        "layout": {
-            "data": row["data_size"],
-            "pipeline": row["pipeline_size"],
-            "tensor": row["tensor_size"],
-            "nodes": row["num_nodes"],
-        },
-        "strategy": {axis: row[f"{axis}_strategy"] for axis in ("data", "pipeline", "tensor")},
-        "status": row["status"],
-        "reason": row["reason"],
-        "gate": row["gate"],
-        "rounds": row["rounds"],
-        "tokens_per_s": row["tokens_per_s"],
-        "tokens_per_s_low": row["tokens_per_s_low"],
-        "tokens_per_s_high": row["tokens_per_s_high"],
-        "step_time_s": row["step_time_s"],
-        "ratio_to_control": row["ratio_to_control"],
-        "bytes": {
-            "parameters": row["parameter_bytes"],
-            "gradients": row["gradient_bytes"],
-            "optimizer": row["optimizer_bytes"],
-            "activations": row["activation_bytes"],
-            "peak": peak,
-        },
-        "communication_fraction": row["communication_fraction"],
-        "bubble": {name.removeprefix("bubble_"): row[name] for name in BUBBLE},
-    }

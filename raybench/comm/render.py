@@ -1,10 +1,9 @@
-"""A sweep as a reader sees it: a table on the terminal, a figure, and rows for JSON."""
+"""A sweep as a reader sees it: a table on the terminal, and rows for JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,26 +12,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from raybench.analysis.alpha_beta import Line
-from raybench.analysis.communication import bus_factor
-from raybench.report.text import MISSING, count, known, number, percent, plain, rate, size, words
+from raybench.analysis.links import fit_of, unmeasured
+from raybench.report.collectives import gigabytes, microseconds, uncertainty, where_of
+from raybench.report.text import MISSING, count, known, number, percent, plain, short_size, words
 
 PLACE = ["setting", "group", "dtype"]
-SHADES = {
-    "all_reduce": "#0969da",
-    "reduce_scatter": "#1b7c83",
-    "all_gather": "#1a7f37",
-    "all_to_all": "#8250df",
-    "broadcast": "#bf8700",
-    "send": "#bc4c00",
-    "send_receive": "#cf222e",
-}
-UNKNOWN = float("nan")
-MARKS = {"fp32": ("o", "-"), "bf16": ("s", "--")}
-
-
-def microseconds(nanoseconds: Any) -> str:
-    return number(nanoseconds / 1e3) if known(nanoseconds) else MISSING
 
 
 def table(measured: pd.DataFrame, fitted: pd.DataFrame, *, by_size: bool) -> RenderableType:
@@ -45,32 +29,35 @@ def table(measured: pd.DataFrame, fitted: pd.DataFrame, *, by_size: bool) -> Ren
     blocks: list[RenderableType] = []
     for (setting, group, dtype), part in measured.groupby(PLACE, sort=False):
         first = part[part.group_size.notna()]
-        where = _where(first.iloc[0]) if len(first) else "nothing measured"
+        where = where_of(first.iloc[0]) if len(first) else "nothing measured"
         title = Text.assemble(
-            (f"{group} {dtype}", "bold"), (f"  {where}", "dim"), "" if _is_alone(measured) else f"  {plain(setting)}"
+            (f"{group} {dtype}", "bold"), (f"  {where}", "dim"), "" if is_alone(measured) else f"  {plain(setting)}"
         )
         own = fitted[(fitted.setting == setting) & (fitted.group == group) & (fitted.dtype == dtype)]
         blocks += [title, _by_size(part) if by_size else _by_operation(part, own)]
-        for row in _unmeasured(part):
+        for row in unmeasured(part).drop_duplicates("kind").itertuples():
             blocks.append(Text(f" {row.kind}: {words(row.status)}: {plain(row.reason)}", style="yellow"))
+        if by_size:
+            blocks += [Text(f" left out: {told}", style="dim") for told in _left_out(part)]
     return Group(*blocks)
 
 
-def _is_alone(measured: pd.DataFrame) -> bool:
+def is_alone(measured: pd.DataFrame) -> bool:
     return bool(measured.setting.nunique() == 1)
 
 
-def _where(row: Any) -> str:
-    groups = "" if row.num_groups == 1 else f"{int(row.num_groups)} groups at once, each of "
-    link = f", link {rate(row.link_bytes_per_s)}" if known(row.link_bytes_per_s) else ""
-    ranks, nodes = count(int(row.group_size), "rank"), count(int(row.num_nodes), "node")
-    return f"{groups}{ranks} on {nodes}, {row.backend}{link}"
+def _short(measured: pd.DataFrame) -> pd.DataFrame:
+    """The sizes that the budget left out."""
+    return measured[(measured.status == "skipped") & measured.payload_bytes.notna()]
 
 
-def _unmeasured(part: pd.DataFrame) -> list[Any]:
-    """Of every operation the first row that has no time and should; what the budget left out, the legend says."""
-    rows = part[(part.status != "ok") & ((part.status != "skipped") | part.payload_bytes.isna())]
-    return list(rows.drop_duplicates("kind").itertuples())
+def _left_out(part: pd.DataFrame) -> list[str]:
+    """Each range of sizes that the budget left out, with its operations."""
+    ranges: dict[str, list[str]] = {}
+    for kind, rows in _short(part).groupby("kind", sort=False):
+        ends = dict.fromkeys(short_size(end) for end in (rows.payload_bytes.min(), rows.payload_bytes.max()))
+        ranges.setdefault(" to ".join(ends), []).append(str(kind))
+    return [f"{sizes} ({', '.join(kinds)})" for sizes, kinds in ranges.items()]
 
 
 @dataclass(frozen=True)
@@ -82,12 +69,12 @@ class _Column:
 
 
 TIMES = (
-    _Column("wrong", lambda row: MISSING if row.status == "skipped" else number(row.num_wrong)),
-    _Column("p50\nµs", lambda row: microseconds(row.p50_ns)),
-    _Column("p95\nµs", lambda row: microseconds(row.p95_ns), 2),
-    _Column("p99\nµs", lambda row: microseconds(row.p99_ns), 1),
-    _Column("algbw\nGB/s", lambda row: _gigabytes(row.algorithm_bandwidth_bytes_per_s), 3),
-    _Column("busbw\nGB/s", lambda row: _gigabytes(row.bus_bandwidth_bytes_per_s)),
+    _Column("wrong", lambda row: number(row.num_wrong)),
+    _Column("p50\nµs", lambda row: microseconds(row.p50_ns / 1e9)),
+    _Column("p95\nµs", lambda row: microseconds(row.p95_ns / 1e9), 2),
+    _Column("p99\nµs", lambda row: microseconds(row.p99_ns / 1e9), 1),
+    _Column("algbw\nGB/s", lambda row: gigabytes(row.algorithm_bandwidth_bytes_per_s), 3),
+    _Column("busbw\nGB/s", lambda row: gigabytes(row.bus_bandwidth_bytes_per_s)),
     _Column("% of\nlink", lambda row: percent(row.fraction_of_link, 0)),
     _Column("sent\n× S", lambda row: _sent(row), 1),
     _Column("beside\ncomp.", lambda row: _times(row.overlap_slowdown), 4),
@@ -100,9 +87,9 @@ SIZE = (
 )
 FIT = (
     _Column("operation", lambda row: str(row.kind)),
-    _Column("α\nµs", lambda row: microseconds(row.alpha_s * 1e9)),
-    _Column("fitted\nGB/s", lambda row: _gigabytes(row.fitted)),
-    _Column("±", lambda row: percent(row.fitted_error, 0 if row.fitted_error > 0.1 else 1), 3),
+    _Column("α\nµs", lambda row: microseconds(row.alpha_s)),
+    _Column("fitted\nGB/s", lambda row: gigabytes(row.fitted_bus_bandwidth_bytes_per_s)),
+    _Column("±", lambda row: uncertainty(row.fitted_error), 3),
     _Column("fit\nerror", lambda row: percent(row.fit_error, 0), 3),
     _Column("largest", lambda row: short_size(row.payload_bytes)),
 )
@@ -115,20 +102,15 @@ def _by_operation(part: pd.DataFrame, fitted: pd.DataFrame) -> RenderableType:
         timed = sizes[sizes.time_ns.notna()]
         if timed.empty:
             continue
-        lines = fitted[fitted.kind == kind]
-        row = timed.iloc[-1].copy()
-        row["num_wrong"] = sizes.num_wrong.sum()
-        row["alpha_s"] = lines.alpha_s.iloc[0] if len(lines) else UNKNOWN
-        row["fitted"] = lines.bus_bandwidth_bytes_per_s.iloc[-1] if len(lines) else UNKNOWN
-        row["fitted_error"] = lines.bus_bandwidth_error.iloc[-1] if len(lines) else UNKNOWN
-        row["fit_error"] = lines.fit_error.max() if len(lines) else UNKNOWN
-        rows.append(row)
+        fit = fit_of(fitted[fitted.kind == kind])
+        rows.append(pd.Series({**timed.iloc[-1], "num_wrong": sizes.num_wrong.sum(), **fit}))
     return _Fitting((*FIT, *TIMES), rows)
 
 
 def _by_size(part: pd.DataFrame) -> RenderableType:
-    """A line a size, as nccl-tests prints them."""
-    return _Fitting((*SIZE, *TIMES), list(part[part.payload_bytes.notna()].itertuples()))
+    """A line a size that was tried, as nccl-tests prints them."""
+    tried = part[part.payload_bytes.notna()].drop(_short(part).index)
+    return _Fitting((*SIZE, *TIMES), list(tried.itertuples()))
 
 
 class _Fitting:
@@ -154,17 +136,6 @@ class _Fitting:
         return grid
 
 
-def _gigabytes(bytes_per_s: Any) -> str:
-    if not known(bytes_per_s):
-        return MISSING
-    return number(bytes_per_s / 1e9) if bytes_per_s >= 1e6 else f"{bytes_per_s / 1e9:.0e}"
-
-
-def short_size(num_bytes: Any) -> str:
-    """Without decimals that say nothing."""
-    return size(int(num_bytes)).replace(".00 ", " ").replace(".0 ", " ") if known(num_bytes) else MISSING
-
-
 def _times(ratio: Any) -> str:
     return f"{number(ratio)}×" if known(ratio) else MISSING
 
@@ -186,7 +157,7 @@ LEGEND = (
 def legend(measured: pd.DataFrame, *, by_size: bool = False) -> list[str]:
     """What the columns mean, and what a reader could take for more than it is."""
     lines = list(LEGEND if measured.overlap_slowdown.notna().any() else LEGEND[:3])[int(by_size) :]
-    if not _is_alone(measured):
+    if not is_alone(measured):
         lines.append(f"× first: time under {plain(measured.setting.iloc[0])} ÷ time here, paired by round")
     above = measured[(measured.fraction_of_link > 1).fillna(False)]
     for (group, kind), _ in above.groupby(["group", "kind"], sort=False):
@@ -195,8 +166,7 @@ def legend(measured: pd.DataFrame, *, by_size: bool = False) -> list[str]:
             "the network, or ranks of one node that share what crosses it move fewer bytes than a ring would, and a "
             "shaped link lets bursts through"
         )
-    short = measured[(measured.status == "skipped") & measured.payload_bytes.notna()]
-    if len(short):
+    if len(short := _short(measured)):
         lines.append(f"{count(len(short), 'size')} left out for the budget, the largest of each operation first")
     return lines
 
@@ -206,85 +176,3 @@ def as_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [
         {str(name): value if known(value) else None for name, value in row.items()} for row in frame.to_dict("records")
     ]
-
-
-def draw(measured: pd.DataFrame, fitted: pd.DataFrame, path: Path) -> None:
-    """Time and bus bandwidth against the payload: marks are medians, lines are the fit."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    places = list(dict.fromkeys(zip(measured.setting, measured.group, strict=True)))
-    with rc_context({"text.parse_math": False, "font.size": 9}):
-        figure = Figure(figsize=(11, 0.9 + 3.6 * len(places)), facecolor="white")
-        FigureCanvasAgg(figure)
-        figure.set_layout_engine("constrained", h_pad=0.1)
-        axes = figure.subplots(len(places), 2, squeeze=False)
-        for (setting, group), (left, right) in zip(places, axes, strict=True):
-            part = measured[(measured.setting == setting) & (measured.group == group)]
-            own = fitted[(fitted.setting == setting) & (fitted.group == group)]
-            title = group if _is_alone(measured) else f"{group}, {plain(setting, 40)}"
-            _panel(left, right, part, own, title)
-        _key(figure, measured)
-        figure.savefig(path, dpi=160, format="png")
-
-
-def _panel(left: Any, right: Any, part: pd.DataFrame, fitted: pd.DataFrame, title: str) -> None:
-    timed = part[part.time_ns.notna()]
-    for (kind, dtype), sizes in timed.groupby(["kind", "dtype"], sort=False):
-        mark, dash = MARKS[str(dtype)]
-        style: dict[str, Any] = {"color": SHADES[str(kind)], "fillstyle": "full" if dtype == "fp32" else "none"}
-        payload = sizes.payload_bytes.astype(float)
-        left.plot(payload, sizes.time_ns.astype(float) / 1e3, mark, ms=3.5, **style)
-        right.plot(payload, sizes.bus_bandwidth_bytes_per_s.astype(float) / 1e9, mark, ms=3.5, **style)
-        for line in _lines(fitted[(fitted.kind == kind) & (fitted.dtype == dtype)]):
-            ends = _between(line.from_bytes, line.to_bytes)
-            times = [line.time_s(s) for s in ends]
-            factor = bus_factor(str(kind), int(sizes.group_size.iloc[0]))
-            drawn = {"color": SHADES[str(kind)], "lw": 0.9, "ls": dash}
-            left.plot(ends, [t * 1e6 for t in times], **drawn)
-            right.plot(ends, [factor * s / t / 1e9 for s, t in zip(ends, times, strict=True)], **drawn)
-    link = timed.link_bytes_per_s.dropna()
-    if len(link):
-        right.axhline(float(link.iloc[0]) / 1e9, color="#59636e", lw=0.8, ls=":")
-        right.annotate("link", (0.01, float(link.iloc[0]) / 1e9), xycoords=("axes fraction", "data"), fontsize=7.5)
-    where = _where(timed.iloc[0]) if len(timed) else "nothing measured"
-    for ax, what in ((left, "time of one operation, µs"), (right, "bus bandwidth, GB/s")):
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        ax.set_title(f"{title}: {what}\n{where}", loc="left", fontsize=9)
-        ax.set_xlabel("payload", fontsize=8)
-        ax.xaxis.set_major_formatter(lambda value, _: short_size(round(value)))
-        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ax.yaxis.set_minor_formatter(lambda value, _: "")
-        ax.grid(color="#d8dee4", lw=0.5)
-        ax.tick_params(length=0, labelsize=8)
-        for side in ax.spines.values():
-            side.set_visible(False)
-
-
-def _lines(fitted: pd.DataFrame) -> list[Line]:
-    names = list(Line.__dataclass_fields__)
-    return [Line(*(row[name] for name in names)) for row in fitted[names].to_dict("records")]
-
-
-def _between(low: int, high: int, num_points: int = 25) -> list[float]:
-    """Sizes from `low` to `high`, evenly on a logarithmic scale: a straight line is curved there."""
-    return [low * (high / low) ** (place / (num_points - 1)) for place in range(num_points)]
-
-
-def _key(figure: Any, measured: pd.DataFrame) -> None:
-    from matplotlib.lines import Line2D
-
-    kinds = list(dict.fromkeys(measured.kind))
-    handles = [Line2D([], [], color=SHADES[kind], marker="o", ms=3.5, lw=0.9, label=kind) for kind in kinds]
-    for dtype in dict.fromkeys(measured.dtype):
-        mark, dash = MARKS[dtype]
-        style = "full" if dtype == "fp32" else "none"
-        handles.append(
-            Line2D([], [], color="#59636e", marker=mark, ls=dash, lw=0.9, ms=3.5, fillstyle=style, label=dtype)
-        )
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8)
-    figure.supxlabel(
-        "marks: medians over rounds · lines: the fit α + β · S, by range of sizes", x=0.01, ha="left", fontsize=7.5
-    )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from raybench.doctor.findings import SEVERITY, Finding, finding
 from raybench.doctor.nccl_advice import parse_version, text_of
-
-if TYPE_CHECKING:
-    from raybench.doctor.nccl import Log
+from raybench.doctor.nccl_log import Log
 
 _WRONG_INTERFACE = re.compile(r"(?:veth|docker|virbr|cni|ip6tnl)\S*|br-[0-9a-f]{6,}\S*|lo")
 # Codes that other errors bring about: after an earlier error they are its followers.

@@ -10,8 +10,8 @@ from typing import Any, Final
 from raybench.doctor.findings import SEVERITY, Finding, Result, finding
 from raybench.doctor.hang import Hang, read_hang
 from raybench.doctor.nccl_advice import parse_version, text_of
-from raybench.doctor.watchdog import Report, Timeout
 from raybench.doctor.watchdog_findings import groups_of, judge, missing_ranks
+from raybench.doctor.watchdog_works import Report, Timeout
 
 _RANKING: Final = ("error", "warning", "info")
 Read = tuple[str, Path | str, Result]

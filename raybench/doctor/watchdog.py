@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 from raybench.doctor.findings import Finding, Result, by_severity
 from raybench.doctor.flight import flight_findings, is_flight_dump
@@ -22,65 +21,12 @@ from raybench.doctor.watchdog_lines import (
     squeezed_records,
 )
 from raybench.doctor.watchdog_reports import report_findings
+from raybench.doctor.watchdog_works import Report, Status, Timeout
 
-__all__ = ["Report", "Status", "Timeout", "is_relevant", "read_watchdog", "relevant_text"]
+__all__ = ["is_relevant", "read_watchdog", "relevant_text"]
 
 _LOOK_BACK = 400
 _MAX_ITEMS = 20_000
-
-
-@dataclass
-class Timeout:
-    """One work that timed out on one rank; what was not printed is None."""
-
-    rank: int | None
-    group_rank: int | None  # the rank inside its process group
-    group: str | None
-    seq: int | None
-    op: str | None
-    numel_in: int | None
-    numel_out: int | None
-    timeout_ms: int | None
-    elapsed: str | None
-    line: str
-    placed: bool = True  # `[rankN]:` stands before it
-
-    def facts(self) -> Result:
-        """The part that is printed."""
-        return {
-            "rank": self.rank,
-            "seq": self.seq,
-            "op": self.op,
-            "numel_in": self.numel_in,
-            "numel_out": self.numel_out,
-            "timeout_ms": self.timeout_ms,
-        }
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far one rank of one group had come: the last work it enqueued, and the last that was completed."""
-
-    rank: int | None
-    group_rank: int | None
-    group: str | None
-    enqueued: int
-    completed: int
-    line: str
-
-
-@dataclass
-class Report:
-    """Everything that a text tells."""
-
-    timeouts: list[Timeout] = field(default_factory=list)
-    seen: set[tuple[object, ...]] = field(default_factory=set)
-    statuses: list[Status] = field(default_factory=list)
-    at_work: dict[tuple[int | None, int | None, int], str] = field(
-        default_factory=dict
-    )  # (rank, in group, seq) -> group
-    first_at_work: str | None = None
-    first_signal: str | None = None
 
 
 def read_watchdog(text: str) -> Result:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from raybench.doctor.findings import Finding, finding
-
-if TYPE_CHECKING:
-    from raybench.doctor.watchdog import Report, Status, Timeout
+from raybench.doctor.watchdog_works import Report, Status, Timeout
 
 _PAIRWISE: Final = ("SEND", "RECV")
 _BARRIER_SEQ = 20

@@ -22,6 +22,13 @@ COLORS: Mapping[str, str] = {
     "backward": "green",
     "input gradient": "pink",
     "weight gradient": "yellow",
+    "all_reduce": "blue",
+    "reduce_scatter": "teal",
+    "all_gather": "green",
+    "all_to_all": "purple",
+    "broadcast": "yellow",
+    "send": "orange",
+    "send_receive": "red",
 }
 """Colour of a series that means the same in every figure; the rest take turns."""
 TURNS = ("blue", "orange", "teal", "purple", "yellow", "green", "pink", "red", "grey")
@@ -103,6 +110,36 @@ class Lines:
 
 
 @dataclass(frozen=True)
+class Curves:
+    """Measured points, joined, over two logarithmic axes."""
+
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+    x_tick: Callable[[float], str]
+    y_tick: Callable[[float], str]
+    mark: float | None = None
+    """A value that a level line goes through, such as the speed of a link."""
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(line.label for line in self.lines))
+
+    @property
+    def x_ends(self) -> tuple[float, float]:
+        values = [x for line in self.lines for x, _ in line.points]
+        return (min(values), max(values)) if min(values) < max(values) else (values[0] / 2, values[0] * 2)
+
+    @property
+    def y_ends(self) -> tuple[float, float]:
+        """At least a decade: less would make much of noise."""
+        values = [y for line in self.lines for _, y in line.points] + ([] if self.mark is None else [self.mark])
+        low, high = min(values) / 1.2, max(values) * 1.2
+        widened = max(1.0, math.sqrt(10 * low / high))
+        return low / widened, high * widened
+
+
+@dataclass(frozen=True)
 class Stretch:
     """A block on the time axis, in seconds."""
 
@@ -165,7 +202,7 @@ class Nodes:
         return tuple(dict.fromkeys(holder.series for holder in holders))
 
 
-Chart = Bars | Lines | Rows | Nodes
+Chart = Bars | Lines | Curves | Rows | Nodes
 
 
 @dataclass(frozen=True)
@@ -211,3 +248,15 @@ def ticks(reach: float, *, binary: bool = False) -> list[float]:
         size = 10.0 ** math.floor(math.log10(reach / 3))
         step = max(factor * size for factor in (1, 2, 5) if factor * size <= reach / 3)
     return [step * number for number in range(int(reach / step + 1e-9) + 1)]
+
+
+def log_ticks(ends: tuple[float, float], *, binary: bool = False) -> list[float]:
+    """At most six round values on a logarithmic axis: powers, and where there are few of ten what lies between them."""
+    base = 2 if binary else 10
+    first, last = (math.log(end, base) for end in ends)
+    first, last = math.ceil(first - 1e-9), math.floor(last + 1e-9)
+    powers = [float(base) ** power for power in range(first, last + 1, max(1, -(-(last - first + 1) // 6)))]
+    if binary or len(powers) > 2:
+        return powers
+    between = [factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5)]
+    return [value for value in between if ends[0] <= value <= ends[1]]

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from raybench.analysis.comparison import Ranking, Ratio, rank_cases, rates, scaling
-from raybench.analysis.curves import warnings_of
 from raybench.analysis.efficiency import cost_per_million_tokens
 from raybench.analysis.metrics import summary
 from raybench.analysis.statistics import Estimate
+from raybench.report.collectives import Sweep, sweeps
 from raybench.report.details import Details, gather
 from raybench.report.explain import explain
+from raybench.report.facts import cautions, every, facts_of, peaks_of
 from raybench.report.reference import Published, published
-from raybench.report.text import count, interval, known, number, percent, plain, size, words
+from raybench.report.text import count, interval, known, number, percent, plain, whole, words
 
 if TYPE_CHECKING:
     from raybench.results.reader import Results
@@ -72,10 +72,12 @@ class Report:
     """Hardware, scale and versions, each in a few words."""
     warnings: tuple[str, ...] = field(default=())
     """What a reader has to know before trusting a number."""
+    sweeps: tuple[Sweep, ...] = ()
+    """Of collectives, where there are any."""
 
 
 def build(results: Results, *, price: float | None = None, references: Results | None = None) -> Report:
-    """The report of the newest suite of every track in `results`.
+    """The report of the newest suite of every track in `results`, and of the newest sweeps.
 
     Args:
         price: of one rank, which is one GPU, for an hour, in USD.
@@ -94,10 +96,15 @@ def build(results: Results, *, price: float | None = None, references: Results |
         _section(newest, cases.reset_index(drop=True), details, shown)
         for _, cases in whole.groupby(["track"], sort=True, observed=True)
     ]
-    warnings = [*_warnings(newest), *(f"Left out: {plain(problem)}" for problem in results.problems)]
-    if older := len(results.suite_ids) - len(newest.suite_ids):
+    measured = sweeps(results)
+    suite_ids = sorted({*newest.suite_ids, *(sweep.suite_id for sweep in measured)})
+    swept = results.collectives[results.collectives.suite_id.isin(suite_ids)]
+    rows = pd.concat([newest.runs, swept.astype("object")]) if len(swept) else newest.runs
+    warnings = [*cautions(newest, rows), *(f"Left out: {plain(problem)}" for problem in results.problems)]
+    if older := len(results.suite_ids) - len(suite_ids):
         warnings.append(f"{count(older, 'older suite')} in {results.folder} not shown (name one: FOLDER@SUITE_ID)")
-    return Report(tuple(sections), _facts(newest) | _peaks(whole), tuple(warnings))
+    facts = facts_of(rows, suite_ids, results.folder) | peaks_of(whole)
+    return Report(tuple(sections), facts, tuple(warnings), measured)
 
 
 def _section(results: Results, cases: pd.DataFrame, details: Details, shown: Sequence[Published]) -> Section:
@@ -123,7 +130,7 @@ def _section(results: Results, cases: pd.DataFrame, details: Details, shown: Seq
 
 
 def _basis(cases: pd.DataFrame) -> str:
-    device, backend, precision, scale = (_all(cases[n]) for n in ("device", "backend", "precision", "scale"))
+    device, backend, precision, scale = (every(cases[n]) for n in ("device", "backend", "precision", "scale"))
     sizes = cases[cases.num_ranks.notna()]
     ranks = _range(sizes.num_ranks, "rank")
     nodes = f" on {_range(sizes.num_nodes, 'node')}" if sizes.num_nodes.notna().any() else ""
@@ -174,7 +181,15 @@ def _answer(cases: pd.DataFrame, speeds: pd.DataFrame, ranking: Ranking | None) 
         passed = int(((cases.status == "ok") & (cases.gate == "passed")).sum())
         verified = f" {count(passed, 'case')} passed the gate." if passed else ""
         return (f"No case was timed.{verified}",)
-    return (_winner(cases, ranking), *map(_scaled, scaling(cases, speeds)))
+    return (_winner(cases, ranking), *_elsewhere(cases, ranking), *map(_scaled, scaling(cases, speeds)))
+
+
+def _elsewhere(cases: pd.DataFrame, ranking: Ranking) -> Iterator[str]:
+    """Who was measured across another network than the winner."""
+    ranked = cases[cases.case == ranking.cases[0]].num_nodes.iloc[0]
+    for _, apart in cases[cases.case.isin(ranking.elsewhere)].groupby("num_nodes"):
+        where, names = count(int(apart.num_nodes.iloc[0]), "node"), ", ".join(map(plain, apart.case))
+        yield f"Measured on {where}, not on {whole(ranked)}, and so not ranked: {names}."
 
 
 def _winner(cases: pd.DataFrame, ranking: Ranking) -> str:
@@ -183,7 +198,8 @@ def _winner(cases: pd.DataFrame, ranking: Ranking) -> str:
     rate = Estimate(row.tokens_per_s, _known(row.tokens_per_s_low), _known(row.tokens_per_s_high), int(row.rounds))
     speed = f"{number(rate.value, 4)} tokens/s{_between(rate, '95 % interval ')}"
     if ranking.over_second is None:
-        return f"{best} alone was timed: {speed}."
+        where = f" on {count(int(row.num_nodes), 'node')}" if ranking.elsewhere and known(row.num_nodes) else ""
+        return f"{best} alone was timed{where}: {speed}."
     second = ranking.over_second
     if second.estimate.low is None:
         sentence = f"{best} was fastest in the only round, which gives no interval, {speed}: {_times(second)}"
@@ -221,87 +237,6 @@ def _scaled(ratio: Ratio) -> str:
     return f"A rank of {plain(ratio.case)} keeps {speed}."
 
 
-def _facts(results: Results) -> dict[str, str]:
-    runs = results.runs
-    environments = [_environment(text) for text in runs.environment.dropna().unique()]
-    nodes = {str(n.get("address")): n for e in environments for n in e.get("nodes", []) if isinstance(n, dict)}
-    device = _all(runs.device)
-    if memory := _all(runs.device_memory_bytes, size):
-        device += f" of {memory}"
-    facts = {
-        "Device": device,
-        "Nodes": ", ".join(_node(node) for node in nodes.values()),
-        "Backend": _all(runs.backend),
-        "Launcher": ", ".join(sorted({plain(e["launcher"]) for e in environments if "launcher" in e})),
-        "Scale": _all(runs.scale),
-        "Measured": _period(runs.started_at.dropna()),
-        "raybench": _version(runs),
-        "torch": _all(runs.torch_version),
-        "Ray": _all(runs.ray_version),
-        "NCCL": _all(runs.nccl_version),
-        "Python": _all(runs.python_version),
-        "Suites": ", ".join(results.suite_ids),
-        "Results": plain(results.folder),
-    }
-    return {name: value for name, value in facts.items() if value}
-
-
-def _peaks(cases: pd.DataFrame) -> dict[str, str]:
-    """What MFU is a share of, and where that was read."""
-    pairs = cases[["peak_flops_per_s", "peak_source"]].dropna().drop_duplicates()
-    told = [f"{number(speed / 1e12)} TFLOP/s a GPU ({plain(source)})" for speed, source in pairs.to_numpy()]
-    return {"Peak": ", ".join(told)} if told else {}
-
-
-def _node(node: Mapping[str, Any]) -> str:
-    parts = [f"{node['num_cpus']:g} CPUs"] if isinstance(node.get("num_cpus"), int | float) else []
-    parts += [size(node["memory_bytes"])] if isinstance(node.get("memory_bytes"), int) else []
-    gpus = node.get("gpus") or []
-    parts += [f"{gpus.count(gpu)} × {plain(gpu)}" for gpu in sorted(set(gpus))]
-    return f"{plain(node.get('host') or node.get('address'))} ({', '.join(parts)})"
-
-
-def _version(runs: pd.DataFrame) -> str:
-    version = _all(runs.raybench_version)
-    if commit := _all(runs.git_commit, lambda text: str(text)[:10]):
-        version += f", commit {commit}"
-    return f"{version}, with uncommitted changes" if runs.git_dirty.fillna(False).any() else version
-
-
-def _period(times: Any) -> str:
-    if times.empty:
-        return ""
-    first, last = (f"{t:%Y-%m-%d %H:%M}" for t in (times.min(), times.max()))
-    return f"{first} UTC" if first == last else f"{first} – {last[11:] if first[:10] == last[:10] else last} UTC"
-
-
-def _warnings(results: Results) -> list[str]:
-    runs = results.runs
-    found = []
-    environments = [_environment(text) for text in runs.environment.dropna().unique()]
-    if any(e.get("ranks_share_cores") for e in environments):
-        found.append("Ranks shared CPU cores: times say little about computing, more about waiting and the network.")
-    if (runs.scale == "smoke").any():
-        found.append("Scale smoke: small models, to show that everything works; conclusions need scale full.")
-    if (runs.gate_scope == "reduced").any():
-        found.append("Some gates ran with fewer layers, since the control did not fit the device.")
-    return found + warnings_of(results)
-
-
-def _environment(text: Any) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _one(values: Any) -> Any:
     kept = values.dropna()
     return kept.iloc[0] if len(kept) else None
-
-
-def _all(values: Any, show: Any = plain) -> str:
-    """Every different value, in the order in which they come."""
-    seen: Sequence[Any] = list(dict.fromkeys(values.dropna()))
-    return ", ".join(str(show(value)) for value in seen)

@@ -14,8 +14,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from raybench.report.charts import Figure
-from raybench.report.content import Report, Section
-from raybench.report.summary import HOW_TO_READ, PUBLISHED_COLUMNS, PUBLISHED_TEXT, published_cells
+from raybench.report.collectives import TEXT_COLUMNS
+from raybench.report.content import Report
+from raybench.report.summary import PUBLISHED_COLUMNS, PUBLISHED_TEXT, how_to_read, published_cells
 from raybench.report.svg import draw
 from raybench.report.terminal import peak_bytes, speed, state_bytes
 from raybench.report.text import interval, known, milliseconds, number, percent, plain, size, whole, words
@@ -106,25 +107,29 @@ def render(report: Report, all_figures: Sequence[Figure]) -> str:
         columns=columns,
         rows=[[_cell(column, row) for column in columns] for row in rows],
         statuses=list(dict.fromkeys(words(row.status) for row in rows)),
-        figures={section.track: drawn(section, all_figures) for section in report.sections},
-        how_to_read=_how_to_read(),
+        figures={
+            **{section.track: drawn(section.track, section.title, all_figures) for section in report.sections},
+            **{sweep.key: drawn(sweep.key, sweep.title, all_figures) for sweep in report.sweeps},
+        },
+        how_to_read=_how_to_read(report),
         script=script,
         style=style,
         script_hash=_hash(script),
+        sweep_text=TEXT_COLUMNS,
         published_columns=PUBLISHED_COLUMNS,
         published_text=PUBLISHED_TEXT,
         published_cells=published_cells,
     )
 
 
-def drawn(section: Section, all_figures: Sequence[Figure]) -> list[Drawn]:
-    """The figures of one track."""
+def drawn(key: str, shown: str, all_figures: Sequence[Figure]) -> list[Drawn]:
+    """The figures of one track, or one sweep."""
     found: list[Drawn] = []
     for figure in all_figures:
         for track, chart, basis in figure.charts:
-            if track == section.track:
-                identity = f"{figure.name}-{len(found)}-{_hash(track)[:8]}".translate(_FOR_IDENTITIES)
-                title = f"{figure.title}: {section.title}"
+            if track == key:
+                identity = f"{figure.name}-{len(found)}-{_hash(key)[:8]}".translate(_FOR_IDENTITIES)
+                title = f"{figure.title}: {shown}"
                 svg = draw(chart, figure.colors, identity, title, f"{figure.alternative}. {basis}.")
                 legend = {name: figure.colors[name] for name in chart.series}
                 found.append(Drawn(figure.title, chart.unit, basis, svg, legend))
@@ -151,10 +156,10 @@ def _cell(column: Column, row: Any) -> Cell:
     return Cell(text, f"{float(value):.9g}" if known(value) else "", is_bad)
 
 
-def _how_to_read() -> list[tuple[str, str]]:
+def _how_to_read(report: Report) -> list[tuple[str, str]]:
     """Term and meaning, from the list that the Markdown shows."""
-    entries = [entry.replace("\n  ", " ").removeprefix("- ") for entry in HOW_TO_READ.split("\n- ")]
-    pairs = [entry.replace("**", "").partition(": ") for entry in entries]
+    entries = [entry.replace("\n  ", " ").removeprefix("- ") for entry in how_to_read(report).split("\n- ")]
+    pairs = [entry.replace("**", "").replace("*", "").partition(": ") for entry in entries]
     return [(term, meaning) if meaning else ("no number", term) for term, _, meaning in pairs]
 
 

@@ -10,10 +10,23 @@ import pandas as pd
 from raybench.analysis.split import PARTS
 from raybench.analysis.timeline import Lane
 from raybench.report.architecture import architecture
-from raybench.report.charts import Bar, Bars, Chart, Figure, Line, Lines, Row, Rows, Stretch, Tone
+from raybench.report.charts import Bar, Bars, Chart, Curves, Figure, Line, Lines, Row, Rows, Stretch, Tone
+from raybench.report.collectives import Sweep
 from raybench.report.content import Report, Section
 from raybench.report.simulated import simulated
-from raybench.report.text import interval, known, milliseconds, number, percent, plain, rate, size, spread, words
+from raybench.report.text import (
+    interval,
+    known,
+    milliseconds,
+    number,
+    percent,
+    plain,
+    rate,
+    short_size,
+    size,
+    spread,
+    words,
+)
 
 MEMORY = {
     "parameters": "parameter_bytes",
@@ -33,6 +46,10 @@ def figures(report: Report) -> list[Figure]:
         charts = [(s.track, chart, s.basis) for s in report.sections if (chart := plot(s)) is not None]
         if charts:
             found.append(Figure(name, title, alternative, tuple(charts)))
+    curves = [(sweep.key, chart, sweep.basis) for sweep in report.sweeps if (chart := bandwidth(sweep)) is not None]
+    if curves:
+        alternative = "Bus bandwidth against the size of the message, operation by operation"
+        found.append(Figure("collectives", "Bus bandwidth of collectives", alternative, tuple(curves)))
     return found
 
 
@@ -135,6 +152,20 @@ def _lane(lane: Lane) -> Row:
     standing = [Stretch("communication", block.begin_s, block.end_s) for block in lane.standing]
     thin = [Stretch("communication", block.begin_s, block.end_s) for block in lane.under_way]
     return Row(f"rank {lane.rank}", (*work, *standing), tuple(thin))
+
+
+def bandwidth(sweep: Sweep) -> Curves | None:
+    timed = sweep.measured[sweep.measured.bus_bandwidth_bytes_per_s.gt(0)]
+    lines = []
+    for (kind, dtype), sizes in timed.groupby(["kind", "dtype"], sort=False):
+        points = zip(sizes.payload_bytes.astype(float), sizes.bus_bandwidth_bytes_per_s / 1e9, strict=True)
+        lines.append(Line(str(kind), tuple(points), dashed=dtype == "bf16"))
+    link = timed.link_bytes_per_s.dropna()
+    unit = "GB/s by size of the message: medians over rounds, both axes logarithmic"
+    unit += "; dashed: bf16" if any(line.dashed for line in lines) else ""
+    unit += "; level: the link" if len(link) else ""
+    mark = float(link.iloc[0]) / 1e9 if len(link) else None
+    return Curves(sweep.title, unit, tuple(lines), short_size, lambda v: f"{v:.3g}", mark) if lines else None
 
 
 def _bars(

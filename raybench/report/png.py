@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
-from raybench.report.charts import Bars, Chart, Figure, Lines, Nodes, Rows, ticks
+from raybench.report.charts import Bars, Chart, Curves, Figure, Lines, Nodes, Rows, log_ticks, ticks
 from raybench.report.text import plain
 
 Shades = Mapping[str, str]
@@ -87,7 +87,7 @@ def _num_rows(chart: Chart) -> float:
         return sum(len(rows) + 0.9 for _, rows in chart.groups)
     if isinstance(chart, Nodes):
         return sum(2.0 + 1.7 * max(len(ranks) for _, ranks in nodes) for _, nodes in chart.groups)
-    return 8
+    return 10 if isinstance(chart, Curves) else 8
 
 
 def _panel(ax: Any, chart: Chart, basis: str) -> None:
@@ -156,6 +156,24 @@ def _lines(ax: Any, chart: Lines, shades: Shades) -> None:
     _legend(ax, {name: shades[name] for name in chart.series})
 
 
+def _curves(ax: Any, chart: Curves, shades: Shades) -> None:
+    for line in chart.lines:
+        x, y = zip(*line.points, strict=True)
+        style = {"ls": (0, (4, 2)) if line.dashed else "-", "fillstyle": "none" if line.dashed else "full"}
+        ax.plot(x, y, color=SHADES[shades[line.label]], lw=1.2, marker="o", ms=3.5, **style)
+    if chart.mark is not None:
+        ax.axhline(chart.mark, color=INK, lw=0.9, ls=(0, (4, 3)), zorder=1.5)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    for axis, tick, ends in ((ax.xaxis, chart.x_tick, chart.x_ends), (ax.yaxis, chart.y_tick, chart.y_ends)):
+        places = log_ticks(ends, binary=axis is ax.xaxis)
+        axis.set_ticks(places, [tick(value) for value in places])
+        axis.set_ticks([], minor=True)
+    ax.set_ylim(*chart.y_ends)
+    ax.grid(color=GRID, lw=0.7)
+    _legend(ax, {name: shades[name] for name in chart.series})
+
+
 def _rows(ax: Any, chart: Rows, shades: Shades) -> None:
     place = 0.0
     marks, names = [], []
@@ -212,4 +230,10 @@ def _nodes(ax: Any, chart: Nodes, shades: Shades) -> None:
     ax.set_yticks([])
 
 
-_DRAWN: dict[type, Callable[[Any, Any, Shades], None]] = {Bars: _bars, Lines: _lines, Rows: _rows, Nodes: _nodes}
+_DRAWN: dict[type, Callable[[Any, Any, Shades], None]] = {
+    Bars: _bars,
+    Lines: _lines,
+    Curves: _curves,
+    Rows: _rows,
+    Nodes: _nodes,
+}

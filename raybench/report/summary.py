@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from raybench.report import collectives
+from raybench.report.collectives import Sweep
 from raybench.report.content import Report, Section
 from raybench.report.reference import Published
 from raybench.report.terminal import peak_bytes, speed, state_bytes
@@ -65,11 +67,21 @@ def render(report: Report, figures: Sequence[str] = ()) -> str:
         lines[-1] = ""
     for section in report.sections:
         lines += _section(section)
+    if report.sweeps:
+        lines += ["## Collectives", ""]
+    for sweep in report.sweeps:
+        lines += _sweep(sweep)
     if figures:
         lines += ["## Figures", "", *(f"![{name.removesuffix('.png')}]({name})" for name in figures), ""]
     lines += ["## Where and with what", "", *grid(["", ""], [[k, markdown(v)] for k, v in report.facts.items()])]
-    lines += ["", "## How to read this", "", HOW_TO_READ, ""]
+    lines += ["", "## How to read this", "", how_to_read(report), ""]
     return "\n".join(lines)
+
+
+def how_to_read(report: Report) -> str:
+    """A list of the terms that a report uses."""
+    lists = {HOW_TO_READ: report.sections, collectives.HOW_TO_READ: report.sweeps}
+    return "\n".join(entries for entries, shown in lists.items() if shown)
 
 
 def _section(section: Section) -> Iterator[str]:
@@ -96,6 +108,20 @@ def _section(section: Section) -> Iterator[str]:
         yield from grid(PUBLISHED_COLUMNS, cells, left=PUBLISHED_TEXT)
         yield ""
     yield from (f"Track `{section.track}`, suite `{section.suite_id}`: {markdown(section.workload)}.", "")
+
+
+def _sweep(sweep: Sweep) -> Iterator[str]:
+    yield from (f"### {markdown(sweep.title)}", "")
+    titles, rows = sweep.table
+    if "status" in titles:
+        place = titles.index("status")
+        rows = [[f"**{c}**" if n == place and c != "ok" else markdown(c) for n, c in enumerate(row)] for row in rows]
+    yield from grid(titles, rows, left=collectives.TEXT_COLUMNS)
+    yield ""
+    for operation, status, reason in sweep.failures:
+        yield f"- {markdown(operation)}: **{status}**, {markdown(reason)}"
+    yield from [""] if sweep.failures else []
+    yield from (f"{markdown(sweep.basis)}; suite `{sweep.suite_id}`.", "")
 
 
 def published_cells(row: Published) -> list[str]:

@@ -6,17 +6,35 @@ Colours are classes of the page's style sheet, which knows light and dark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from math import log
 from textwrap import wrap
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from raybench.report.charts import Bar, Bars, Chart, Line, Lines, Nodes, Row, Rows, Stretch, decimals, ticks
+from raybench.report.charts import (
+    Bar,
+    Bars,
+    Chart,
+    Curves,
+    Line,
+    Lines,
+    Nodes,
+    Row,
+    Rows,
+    Stretch,
+    decimals,
+    log_ticks,
+    ticks,
+)
 
 BAR_ROW, BAR_TOP, BAR_HEIGHT = 54, 20, 16
 """The room under a bar is for its text, which the style sheet moves there on narrow screens."""
 AXIS = 22
-LINES_HEIGHT = 260
+LINES_HEIGHT, CURVES_HEIGHT = 260, 300
+CURVES_LEFT, CURVES_WIDTH = 0.13, 0.83
+"""Left of the curves stand the values of their axis."""
 LANE_ROW, LANE_TOP, LANE_HEIGHT, THIN_HEIGHT = 44, 16, 16, 5
 HOLDER_ROW = 58
 Shades = Mapping[str, str]
@@ -122,6 +140,44 @@ def _curve(
     return _element("polyline", {"points": places, "class": kind, "stroke-width": f"{thickness:g}"})
 
 
+def _curves(chart: Curves, shades: Shades) -> tuple[list[Markup], int]:
+    inner = CURVES_HEIGHT - AXIS - 8
+
+    def across(x: float) -> float:
+        return CURVES_LEFT + CURVES_WIDTH * _share(x, chart.x_ends)
+
+    def down(y: float) -> float:
+        return 4 + inner * (1 - _share(y, chart.y_ends))
+
+    parts = []
+    for value in log_ticks(chart.y_ends):
+        parts += [
+            _line(CURVES_LEFT, down(value), 1, down(value), "grid"),
+            _text(100 * (CURVES_LEFT - 0.01), down(value) + 4, chart.y_tick(value), "tick end"),
+        ]
+    for value in log_ticks(chart.x_ends, binary=True):
+        parts += [
+            _vertical(across(value), 4, 4 + inner, "grid"),
+            _text(100 * across(value), CURVES_HEIGHT - 6, chart.x_tick(value), "tick middle"),
+        ]
+    if chart.mark is not None:
+        parts.append(_line(CURVES_LEFT, down(chart.mark), 1, down(chart.mark), "mark"))
+    for line in chart.lines:
+        kind = f"joint s-{shades[line.label]}{' dashed' if line.dashed else ''}"
+        places = [(across(x), down(y)) for x, y in line.points]
+        parts += [_line(*start, *end, kind) for start, end in pairwise(places)]
+        for (x, y), (left, top) in zip(line.points, places, strict=True):
+            point = {"cx": f"{100 * left:.3f}%", "cy": f"{top:.1f}", "r": "2.5", "class": f"c-{shades[line.label]}"}
+            told = escape(f"{line.label}: {chart.x_tick(x)}, {chart.y_tick(y)}")
+            parts.append(_element("circle", point, _element("title", {}, told)))
+    return parts, CURVES_HEIGHT
+
+
+def _share(value: float, ends: tuple[float, float]) -> float:
+    """Where it stands on a logarithmic axis."""
+    return log(value / ends[0]) / log(ends[1] / ends[0])
+
+
 def _rows(chart: Rows, shades: Shades) -> tuple[list[Markup], int]:
     reach = chart.reach
     parts: list[Markup] = []
@@ -198,6 +254,7 @@ def _wrapped(text: str) -> list[str]:
 _DRAWN: dict[type, Callable[[Any, Shades], tuple[list[Markup], int]]] = {
     Bars: _bars,
     Lines: _lines,
+    Curves: _curves,
     Rows: _rows,
     Nodes: _nodes,
 }

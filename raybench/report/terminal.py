@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from raybench.report.collectives import Sweep
 from raybench.report.content import Report, Section, build
 from raybench.report.text import (
     MISSING,
@@ -102,9 +104,23 @@ def tables(report: Report) -> RenderableType:
     facts = "  ".join(f"{name}: {value}" for name, value in report.facts.items() if name in SHOWN_FACTS)
     blocks: list[RenderableType] = [Text(facts, style="dim")]
     blocks += [_SectionView(section) for section in report.sections]
-    blocks.append(Text(f"\n{LEGEND}", style="dim"))
+    if report.sections:
+        blocks.append(Text(f"\n{LEGEND}", style="dim"))
+    if report.sweeps:
+        blocks += _collectives(report.sweeps)
     blocks += [Text(f"! {warning}", style="yellow") for warning in report.warnings]
     return Group(*blocks)
+
+
+def _collectives(sweeps: Sequence[Sweep]) -> Iterator[RenderableType]:
+    """As `raybench comm` shows them."""
+    from raybench.comm.render import legend, table
+
+    yield Text("\nCollectives", style="bold")
+    for sweep in sweeps:
+        yield Text(f"{sweep.title}  {sweep.suite_id}", style="dim")
+        yield table(sweep.measured, sweep.fitted, by_size=False)
+    yield Text("\n".join(legend(pd.concat([sweep.measured for sweep in sweeps]))), style="dim")
 
 
 SHOWN_FACTS = ("Device", "Backend", "Scale", "torch", "Ray")

@@ -51,6 +51,11 @@ def size(num_bytes: Any) -> str:
     return f"{number(num_bytes / 1024**power)} {UNITS[power]}"
 
 
+def short_size(num_bytes: Any) -> str:
+    """Without decimals that say nothing."""
+    return size(int(num_bytes)).replace(".00 ", " ").replace(".0 ", " ") if known(num_bytes) else MISSING
+
+
 def rate(bytes_per_s: Any) -> str:
     """In decimal units, as links are sold."""
     if not known(bytes_per_s):

@@ -22,8 +22,11 @@ def write_report(report: Report, out: Path, exports: Sequence[str] = ()) -> list
         exports: names of `raybench.report.export.EXPORTS`.
 
     Raises:
-        RequestError: the folder cannot be written, or an export needs what is not installed.
+        RequestError: the folder cannot be written, there is no case to export, or an export needs what is
+            not installed.
     """
+    if exports and not report.sections:
+        raise RequestError("--export: there are no cases in these results, only sweeps of `raybench comm`")
     drawn = figures(report)
     foot = " · ".join(report.facts[name] for name in FOOT_FACTS if name in report.facts)
     markdown, html = out / summary.FILE_NAME, out / page.FILE_NAME

@@ -124,7 +124,7 @@ class Results:
         for table in ("ranks", "steps", "evaluations", "operations"):
             part.__dict__.pop(table, None)
         part._names = {key: name for (key, name), keep in zip(self._names.items(), kept, strict=True) if keep}
-        part.runs = self.runs[kept].reset_index(drop=True)
+        part.runs = self.runs[pd.array(kept, dtype="bool")].reset_index(drop=True)
         part.suite_ids = sorted({key[0] for key in part._names})
         return part
 
@@ -177,37 +177,38 @@ def load(
     results: str | Path | Folder = DEFAULT_RESULTS,
     suite: str | None = None,
     *,
-    of: Literal["runs", "collectives"] = "runs",
+    of: Literal["runs", "collectives", "any"] = "runs",
 ) -> Results:
     """Read results: a folder, a suite_id in `results/`, or `folder@suite_id`.
 
     Args:
-        of: what must be there: rounds of tracks (`runs`), or a collective sweep.
+        of: what must be there: rounds of tracks (`runs`), a collective sweep, or either of them.
 
     Raises:
         StoreError: there are none, they cannot be read, or they are a newer raybench's.
     """
-    folder, suite = _resolve(results, suite, of)
-    found = folder.entries(of)[0]
+    tables = ("runs", "collectives") if of == "any" else (of,)
+    folder, suite = _resolve(results, suite, tables)
+    found = sorted({name for table in tables for name in folder.entries(table)[0]})
     if suite is not None:
         if suite not in found:
             near = f" (it has {', '.join(found[-5:])})" if found else ""
             raise StoreError(f"results {folder}: there is no suite {suite!r} in it{near}")
         found = [suite]
     loaded = Results(folder, found)
-    if getattr(loaded, of).empty:
+    if all(getattr(loaded, table).empty for table in tables):
         why = f": {loaded.problems[0]}" if loaded.problems else ""
         if of == "runs" and not why and folder.entries("collectives")[0]:
             why = " but sweeps of `raybench comm` (its table is `collectives`)"
-        what = "results" if of == "runs" else "collective sweeps"
+        what = "collective sweeps" if of == "collectives" else "results"
         raise StoreError(f"results {folder}: there are no {what} in it{why}")
     return loaded
 
 
-def _resolve(results: str | Path | Folder, suite: str | None, of: str) -> tuple[Folder, str | None]:
+def _resolve(results: str | Path | Folder, suite: str | None, tables: Sequence[str]) -> tuple[Folder, str | None]:
     """The folder and, where it is named, the suite that RESULTS means."""
     folder = open_folder(results)
-    if isinstance(results, Folder) or folder.is_folder(of):
+    if isinstance(results, Folder) or any(map(folder.is_folder, tables)):
         return folder, suite
     text = str(results)
     if suite is None:
@@ -215,7 +216,7 @@ def _resolve(results: str | Path | Folder, suite: str | None, of: str) -> tuple[
         if at and place and name and "/" not in name:
             return open_folder(place), name
         usual = open_folder(DEFAULT_RESULTS)
-        if "/" not in text and usual.is_folder(f"{of}/{text}"):
+        if "/" not in text and any(usual.is_folder(f"{table}/{text}") for table in tables):
             return usual, text
     if not folder.exists():
         raise StoreError(f"results {folder}: is not a folder, a suite_id in results/, or FOLDER@SUITE_ID")

@@ -128,7 +128,7 @@ def _suite_folders(request: Request, suite_id: str) -> Iterator[None]:
 
 def _run_answer(request: Request, suite_id: str, outcome: Outcome) -> Answer:
     """The suite's table and rows, as they are in the store."""
-    from raybench.analysis.metrics import rows
+    from raybench.analysis.rows import rows
     from raybench.report.terminal import table
     from raybench.results.folder import open_folder
     from raybench.results.store import load
@@ -166,7 +166,8 @@ def report_command(
     results: str, out: Path, *, price: float | None = None, reference: bool = False, exports: str | None = None
 ) -> Answer:
     """The table, and the report's files."""
-    from raybench.analysis.metrics import rows
+    from raybench.analysis.rows import rows
+    from raybench.comm.render import as_rows
     from raybench.report.content import build
     from raybench.report.export import parse_exports
     from raybench.report.reference import load_references
@@ -175,11 +176,14 @@ def report_command(
     from raybench.results.store import load
 
     wanted = parse_exports(exports)
-    loaded = load(results)
+    loaded = load(results, of="any")
     report = build(loaded, price=price, references=load_references() if reference else None)
     files = [str(path) for path in write_report(report, out, wanted)]
     text = "\n".join(f"wrote {path}" for path in files)
-    body = document(0, rows=rows(loaded), results=str(loaded.folder), files=files, problems=loaded.problems)
+    links = [row for sweep in report.sweeps for row in as_rows(sweep.operations)]
+    body = document(
+        0, rows=rows(loaded), links=links, results=str(loaded.folder), files=files, problems=loaded.problems
+    )
     return Answer(table=tables(report), text=text, document=body)
 
 

@@ -11,7 +11,8 @@ from typing import Protocol
 from raybench.results.schema import Status
 from raybench.suite.attempt import Attempt, Blame, Round
 from raybench.suite.job import RankJob
-from raybench.suite.launch import Launched, Launcher, Placement
+from raybench.suite.launch import Launched, Launcher
+from raybench.suite.placement import Placement
 from raybench.worker.messages import CaseRefused, Message, RoundBegun
 
 POLL_S = 0.2

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from raybench.suite.job import RankJob
+from raybench.suite.placement import Placement
 from raybench.worker.main import LOOP
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """Where the ranks of a job go."""
-
-    num_ranks: int
-    use_gpu: bool = False
-    """One GPU for each rank."""
-    cpus_per_rank: float = 0.0
-    """CPUs to reserve for each rank: a fraction where ranks share cores, none where each has a GPU."""
-    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """Ray's placement: on as few nodes as possible, or on as many."""
-
-    @property
-    def node_ids(self) -> list[str | None]:
-        """Ray's name of the node on which each rank must be; None, or an empty list, where Ray may choose."""
-        return []
 
 
 class Launched(Protocol):

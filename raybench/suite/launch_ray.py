@@ -21,7 +21,7 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from raybench.suite.job import RankJob, read_job
-from raybench.suite.launch import Placement
+from raybench.suite.placement import Placement
 from raybench.worker.identity import Identity
 from raybench.worker.main import GROUP_TIMEOUT_S, LOOP, run, wait_until_done
 from raybench.worker.network import choose_interface

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raybench.suite import processes
 from raybench.suite.job import RankJob
-from raybench.suite.launch import Placement
+from raybench.suite.placement import Placement
 from raybench.worker.main import LOOP, threads_per_rank
 
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?::.*)?)$")

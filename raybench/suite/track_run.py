@@ -6,7 +6,7 @@ A case that breaks its job gets its row and is never tried again; what is left g
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -14,42 +14,13 @@ from typing import Any
 from raybench.results.schema import Status
 from raybench.suite.attempt import Attempt, Blame, Place, Round
 from raybench.suite.capture import capture
+from raybench.suite.case_state import CaseState
 from raybench.suite.job import Job, RoundKey
 from raybench.suite.job_run import Broken, JobRun, one_line
 from raybench.suite.means import Means
 from raybench.suite.plan import TrackPlan
 from raybench.suite.rows import BATCH_COLUMNS, RowMaker, rank_row
-from raybench.suite.track import Case
 from raybench.worker.messages import CaseRefused, Hello, RankFailed, RoundBegun, Row
-
-
-@dataclass
-class CaseState:
-    """How far one case is."""
-
-    case: Case
-    rounds: tuple[int, ...]
-    """All rounds that were asked for."""
-    done: set[int] = field(default_factory=set)
-    status: Status = "ok"
-    reason: str | None = None
-    gate: Mapping[str, Any] | None = None
-    """The gate's columns, once it passed."""
-    batch: Mapping[str, Any] = field(default_factory=dict)
-    """With `micro_batch: largest`, the columns that tell what was found (`BATCH_COLUMNS`)."""
-    num_nodes: int | None = None
-    """Nodes that the rounds done were on."""
-    cut: str | None = None
-    """Why there are no more rounds though nothing went wrong with it; None while there are."""
-
-    @property
-    def left(self) -> list[int]:
-        if self.status != "ok" or self.cut:
-            return []
-        return [number for number in self.rounds if number not in self.done]
-
-    def describe_cut(self) -> str:
-        return f"{len(self.done)} of {len(self.rounds)} rounds, {self.cut}"
 
 
 class TrackRun:

@@ -67,6 +67,32 @@ def test_layouts_of_another_size_are_scaling_and_not_ranking(tmp_path: Path) -> 
     assert kept.estimate.value == pytest.approx(0.8)
 
 
+def write_nodes(folder: Path, num_nodes: dict[str, int]) -> Results:
+    """Each case faster than the one before it."""
+    writer = Writer(folder, "s")
+    for number in range(3):
+        for place, (case, nodes) in enumerate(num_nodes.items()):
+            row = run_row(num_nodes=nodes, window_ns=10**9 - place * 10**8)
+            writer.write_round(TRACK, case, 1, number, {"runs": [row]})
+    return load(folder)
+
+
+def test_a_case_that_was_left_on_fewer_nodes_is_not_ranked_beside_the_others(tmp_path: Path) -> None:
+    results = write_nodes(tmp_path / "died", {"naive": 2, "hooked": 2, "bucketed": 1, "torch-ddp": 1, "overlapped": 2})
+    found = ranking(results)
+    assert found.cases == ("overlapped", "hooked", "naive")
+    assert found.elsewhere == ("bucketed", "torch-ddp")
+    winner, apart = build(results).sections[0].answer
+    assert "overlapped was fastest" in winner
+    assert apart == "Measured on 1 node, not on 2, and so not ranked: bucketed, torch-ddp."
+
+
+def test_of_two_halves_the_one_on_more_nodes_is_ranked(tmp_path: Path) -> None:
+    results = write_nodes(tmp_path, {"naive": 2, "bucketed": 1})
+    assert ranking(results).cases == ("naive",)
+    assert build(results).sections[0].answer[0].startswith("naive alone was timed on 2 nodes: ")
+
+
 def write_sizes(folder: Path, **columns: str) -> Results:
     """zero3 trains on more tokens a step than the two others, and more of them a second."""
     writer = Writer(folder, "s")

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from raybench.analysis.metrics import SUMMARY_DTYPES, rows, summary
+from raybench.analysis.metrics import SUMMARY_DTYPES, summary
+from raybench.analysis.rows import rows
 from raybench.results.store import Results, Writer, load
 from tests.results.made import (
     REQUEST,

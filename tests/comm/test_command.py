@@ -135,7 +135,7 @@ def test_a_figure_that_cannot_be_written_costs_nothing_else(tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     play(monkeypatch, SweepWorld())
-    monkeypatch.setattr("raybench.comm.render.draw", full)
+    monkeypatch.setattr("raybench.comm.figure.draw", full)
     picture = tmp_path / "x.png"
     code, out, _ = run("--sizes", "8:64", "--results", str(tmp_path), "--png", str(picture), capfd=capfd)
     assert code == 1

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from raybench.analysis.links import LINK_COLUMNS, links, sizes
-from raybench.comm.render import as_rows, draw, legend, table
+from raybench.comm.figure import draw
+from raybench.comm.render import as_rows, legend, table
 from raybench.results.folder import StoreError
 from raybench.results.store import load
 from raybench.results.sweep_writer import SweepWriter
@@ -98,10 +99,23 @@ def test_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "send: skipped: gloo has no send of fp32: no" in out
     console_for(sys.stdout, width=160).print(table(measured, fitted, by_size=True))
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["all_reduce"]]
-    assert len(lines) == len(PAYLOADS) + 1
-    assert lines[-1][1:4] == ["1", "GiB", "–"]  # left out: nothing was checked
+    assert len(lines) == len(PAYLOADS)
     draw(measured, fitted, tmp_path / "comm.figure")
     assert (tmp_path / "comm.figure").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sizes_left_out_are_told_as_ranges(tmp_path: Path) -> None:
+    rows, unmeasured = {}, {"status": "skipped", "time_ns": None}
+    for kind, tried in {"all_reduce": 3, "all_gather": 3, "send": 4}.items():
+        more = [row(size, 1, kind=kind) | unmeasured for size in PAYLOADS[tried:6]]
+        rows[kind, 1] = [row(size, size, kind=kind) for size in PAYLOADS[:tried]] + more
+    rows["send", 1].pop()
+    write(tmp_path, "s1", rows)
+    narrow = io.StringIO()
+    console_for(narrow, width=100).print(table(sizes(tmp_path), links(tmp_path), by_size=True))
+    told = [line.strip() for line in narrow.getvalue().splitlines() if "left out" in line]
+    assert told == ["left out: 512 B to 8 KiB (all_gather, all_reduce)", "left out: 2 KiB (send)"]
+    assert narrow.getvalue().count("all_gather ") == 3
 
 
 def test_a_store_without_sweeps_or_with_them_alone(tmp_path: Path) -> None:

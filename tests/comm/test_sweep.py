@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.comm.command import read_settings
 from raybench.comm.groups import groups_of, members, num_nodes, usual_groups
+from raybench.comm.request import read_settings
 from raybench.comm.sweep import KINDS, parse_layout, parse_names, parse_sizes
 from raybench.errors import RequestError
 from raybench.suite.track import Layout

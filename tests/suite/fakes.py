@@ -12,7 +12,7 @@ from raybench.results.folder import StoreError
 from raybench.suite.cluster import Cluster, Gpu, Node
 from raybench.suite.job import Job
 from raybench.suite.job_run import Patience
-from raybench.suite.launch import Placement
+from raybench.suite.placement import Placement
 from raybench.suite.track import ResolvedTrack
 from raybench.worker.messages import (
     CaseRefused,

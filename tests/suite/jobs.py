@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from raybench.suite.job import Job, RoundKey
-from raybench.suite.launch import Launched, Launcher, Placement
+from raybench.suite.launch import Launched, Launcher
+from raybench.suite.placement import Placement
 from raybench.suite.sink import Sink
 from raybench.suite.track import Case, Layout, Measure, ResolvedTrack, StrategyNames, Workload
 from raybench.worker.messages import Farewell, Hello, Message, RankFailed, RankLost

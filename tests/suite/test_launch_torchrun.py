@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from raybench.suite import processes
-from raybench.suite.launch import Placement
 from raybench.suite.launch_torchrun import TorchrunLauncher
+from raybench.suite.placement import Placement
 from raybench.suite.sink import Sink
 from raybench.worker.messages import Farewell, RoundRows
 from tests.suite.jobs import ROOT, eventually, make_job, play, started, wait_for_hellos
@@ -80,8 +80,8 @@ def test_stop_ends_everything():
 
 DRIVER = """
 import time
-from raybench.suite.launch import Placement
 from raybench.suite.launch_torchrun import TorchrunLauncher
+from raybench.suite.placement import Placement
 from tests.suite.jobs import started, wait_for_hellos
 with started(TorchrunLauncher(loop="tests.worker.loops:waits")) as (sink, launched):
     wait_for_hellos(sink)
