@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -296,4 +298,5 @@ def traces(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script: every ending is an answer and an exit code."""
+    atexit.register(gc.freeze)  # an ending process needs no search for cycles in all that it has imported
     return call(app, list(sys.argv[1:] if arguments is None else arguments))

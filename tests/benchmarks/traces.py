@@ -27,6 +27,8 @@ analysis = TraceAnalysis(trace_dir=sys.argv[1])
 print(analysis.get_temporal_breakdown(visualize=False).to_csv())
 print(analysis.get_comm_comp_overlap(visualize=False).to_csv())
 """
+AS_INSTALLED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""What pip installs is compiled; a checkout's modules are kept compiled after the first round, too."""
 KERNELS = ("ampere_sgemm_128x64_tn", "void at::native::elementwise_kernel<128, 4>(int)", "vectorized_layer_norm_kernel")
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 EVENTS_AN_OPERATOR = 3
@@ -68,7 +70,7 @@ def compare(python: str, folder: Path, out: Path, num_rounds: int, name: str) ->
 def run(command: list[str]) -> tuple[float, float, int, int]:
     """Seconds, seconds of CPU, peak bytes of the largest process, and how it ended."""
     begin = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=AS_INSTALLED, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     return time.perf_counter() - begin, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, status
 

@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,7 @@ from raybench.cli import main
 from raybench.traces import command
 from tests.traces import made
 
+HEAVY = {"torch", "ray", "pandas", "pyarrow", "matplotlib", "datasets", "transformers", "yaml"}
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 
 
@@ -164,3 +167,29 @@ def test_in_processes_of_their_own(tmp_path, capfd, monkeypatch):
     made.write(tmp_path / "in/rank_2.json", b"")
     code, _, _ = run(capfd, tmp_path / "in", "-o", tmp_path / "out")
     assert (code, len(rows(tmp_path / "out/summary.csv"))) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [
+        (["--help"], HEAVY | {"numpy", "msgspec", "jinja2"}),
+        (["in", "-o", "out"], HEAVY | {"rich", "multiprocessing", "sqlite3"}),
+    ],
+)
+def test_nothing_is_imported_that_is_not_needed(tmp_path, arguments, unneeded):
+    trace(tmp_path / "in/rank_0.json")
+    code = "import sys; from raybench.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", code, "traces", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not unneeded & set(done.stderr.split())
+
+
+def test_names_in_a_trace_are_no_markup(tmp_path, capfd):
+    name = "<script>'\"&"
+    group = {"Collective name": "allreduce", "Process Group Name": name}
+    events = [made.kernel(name, 0, 5), made.kernel(ALL_REDUCE, 5, 5, **group)]
+    made.write(tmp_path / name / "rank_0.json", made.document(events))
+    assert run(capfd, tmp_path / name, "-o", tmp_path / "out")[0] == 0
+    page = (tmp_path / "out/summary.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
