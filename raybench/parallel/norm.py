@@ -24,5 +24,5 @@ def global_norm(tensors: Iterable[Tensor]) -> Tensor:
             norms.append(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32))
         if rest.numel():
             norms.append(torch.linalg.vector_norm(rest, dtype=torch.float32).view(1))
-    norm: Tensor = torch.linalg.vector_norm(torch.cat(norms))
+    norm: Tensor = torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64).float()
     return norm

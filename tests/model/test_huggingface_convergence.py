@@ -7,7 +7,7 @@ import pytest
 
 from raybench.analysis.curves import BOUND
 from raybench.data.batches import Batches
-from raybench.suite.track import Case, DataConfig, Layout, ModelConfig, Workload
+from raybench.suite.track import Case, DataConfig, ModelConfig, Workload
 from raybench.worker.build import build_strategy
 from raybench.worker.evaluate import evaluate
 from tests.hub import classified
@@ -18,17 +18,25 @@ NUM_HELD_OUT = 400
 CHANCE = 0.2
 LEAST_ACCURACY = 0.6
 """Three times chance: five standard deviations of 400 samples at chance are 0.1."""
-SIZES = {"num_layers": 3, "width": 48, "num_heads": 4, "ffn_width": 96, "vocabulary_size": 512}
+SIZES = {"num_layers": 4, "width": 48, "num_heads": 4, "ffn_width": 96, "vocabulary_size": 512}
 MODELS = {
     "distilbert": ModelConfig(name="distilbert", **SIZES, options={"max_position_embeddings": 64}),
     "llama": ModelConfig(name="llama", **SIZES, num_kv_heads=2, task="classification"),
 }
+LEARNING_RATE = 2e-4
+"""From 5e-4 on training amplifies rounding: a difference in the last place grows tenfold every 20 steps."""
+STRATEGIES = {  # those that these models run
+    "data": ("naive", "accumulated", "hooked", "overlapped", "bucketed", "zero1", "zero2", "zero3"),
+    "pipeline": ("naive", "gpipe", "one-f-one-b", "interleaved", "zero-bubble", "zero-bubble-v"),
+    "tensor": ("megatron",),
+}
 CASES = {
     "single": Case(name="single"),
-    "bucketed": Case(name="bucketed", layout=Layout(data=2), strategy={"data": "bucketed"}),
-    "zero3": Case(name="zero3", layout=Layout(data=2), strategy={"data": "zero3"}),
-    "one-f-one-b": Case(name="one-f-one-b", layout=Layout(pipeline=2), strategy={"pipeline": "one-f-one-b"}),
-    "megatron": Case(name="megatron", layout=Layout(tensor=2), strategy={"tensor": "megatron"}),
+    **{
+        f"{axis} {name}": Case(name=name, layout={axis: 2}, strategy={axis: name})
+        for axis, names in STRATEGIES.items()
+        for name in names
+    },
 }
 
 
@@ -38,7 +46,7 @@ def workload(name: str, data_size: int) -> Workload:
         sequence_length=64,
         micro_batch_size=8,
         num_micro_batches=4 // data_size,
-        optimizer={"learning_rate": 2e-3},
+        optimizer={"learning_rate": LEARNING_RATE},
         data=DataConfig(name="reviews", num_samples=3200),
     )
 
@@ -57,6 +65,7 @@ def train(rank: Rank, work: Workload, one: Case) -> tuple[list[float], float] | 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", MODELS)
 def test_all_strategies_learn_alike_and_well_above_chance(pools, name):
     curves, accuracies = {}, {}

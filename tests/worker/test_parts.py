@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 
 import pytest
@@ -142,6 +143,14 @@ def test_norm_is_right_for_any_size(sizes):
     expected = float(torch.cat(tensors).double().norm())
     assert float(global_norm(tensors)) == pytest.approx(expected, rel=1e-6)
     assert float(global_norm([torch.full((3,), 2.0, dtype=torch.bfloat16)])) == pytest.approx(12**0.5)
+
+
+def test_norm_of_many_small_rows_after_large_ones(monkeypatch):
+    """As in a model of 360 million parameters: each small square is lost in an fp32 sum that large ones began."""
+    monkeypatch.setattr("raybench.parallel.norm.ROW", 4)
+    large, small = torch.full((64 * 4,), 0.5), torch.full((400_000 * 4,), 1e-4)
+    expected = math.sqrt(64 + 400_000 * 4 * float(small[0]) ** 2)
+    assert float(global_norm([large, small])) == pytest.approx(expected, rel=1e-6)
 
 
 def test_learning_rate_schedules():
