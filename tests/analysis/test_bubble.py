@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pandas as pd
@@ -37,8 +38,10 @@ def rows_of(schedule, times=TIMES, *, step=0, first_rank=0, late_s=0.0):
         end = transfer.end if stood_still else begin_of[user]
         exposed = 500_000 if stood_still else 5_000
         posted = transfer.begin - 0.002
-        span = (origin + int(posted * 1e9), origin + int(end * 1e9), 2_000_000, exposed, None)
-        rows.append((first_rank + schedule.placement[receive.stage], step, "receive", label, "pipeline", *span))
+        span = (origin + int(posted * 1e9), origin + int(end * 1e9))
+        for name, action, seen in (("send", transfer.action, (0, 0)), ("receive", receive, (2_000_000, exposed))):
+            rank, launch_ns = first_rank + schedule.placement[action.stage], int(times.launch(action) * 1e9)
+            rows.append((rank, step, name, label, "pipeline", *span, *seen, launch_ns))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -57,6 +60,25 @@ def test_a_step_that_went_as_simulated_has_the_simulated_bubble(name):
         for action in actions:
             if action.kind in (*KINDS, Kind.WEIGHT_GRADIENT) or action.kind in SENDS:
                 assert times.duration(action) == pytest.approx(TIMES.duration(action), abs=1e-6)
+
+
+class Launching(Times):
+    """Times with launches that keep their rank."""
+
+    def launch(self, action):
+        return 0.004 if action.kind in SENDS else 0.001
+
+
+@pytest.mark.parametrize("name", ["one-f-one-b", "interleaved", "zero-bubble-v"])
+def test_what_launching_transfers_takes_is_simulated(name):
+    schedule, times = build(name, stages=4, micro_batches=6), Launching(**dataclasses.asdict(TIMES))
+    expected = simulate(schedule, times)
+    found = bubble_of(schedule, rows_of(schedule, times))
+    assert found.simulated == pytest.approx(found.measured, abs=1e-4)
+    assert found.simulated_step_s == pytest.approx(expected.step_time, abs=1e-4)
+    assert found.simulated_step_s > simulate(schedule, TIMES).step_time + 0.020
+    unknown = rows_of(schedule, times).assign(launch_ns=None)  # as in stores of before it was measured
+    assert bubble_of(schedule, unknown).simulated < found.simulated - 0.01
 
 
 def test_what_the_runner_loses_is_in_the_measured_bubble_alone():

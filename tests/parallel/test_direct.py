@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from raybench.data.batches import Batches
 from raybench.parallel.data.bucketed import Bucket
 from raybench.parallel.data.direct import make_in_place, restore
 from raybench.parallel.parts import ALONE
+from raybench.worker.build import build_strategy
 from raybench.worker.communication import Axis
+from tests.gating import data_case, workload
+from tests.pool import Rank
 
 NO_AXIS = cast(Axis, None)  # nothing is sent here
 
@@ -113,3 +117,31 @@ def test_restored_layers_are_as_they_were() -> None:
     _, replaced = bucketed(model)
     restore(replaced)
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+def matrices_moved(rank: Rank, strategy: str) -> set[tuple[int, ...]]:
+    """Shapes of the weights whose gradient two steps copy to its view."""
+    case = data_case(strategy, rank.world_size)
+    mesh = rank.mesh(case.layout)
+    assert mesh is not None
+    built = build_strategy(workload(), case, mesh, rank.device)
+    found: set[tuple[int, ...]] = set()
+
+    def move(gradient: Tensor, view: Tensor) -> None:
+        if gradient.data_ptr() != view.data_ptr():
+            found.update({tuple(view.shape)} if view.dim() > 1 else ())
+            view.copy_(gradient)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bucket, "move", staticmethod(move))
+        for step in range(2):
+            built.step(Batches(workload(), rank.world_size).batch(step, rank.rank))
+    built.close()
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["bucketed", "zero1", "zero2", "zero3"])
+def test_strategies_move_no_matrix_but_the_positions(pools: Any, strategy: str) -> None:
+    """That table is cut to the sequence's length instead of being looked up."""
+    positions = (workload().sequence_length, workload().model.width)
+    assert pools(2).run(matrices_moved, strategy) == [{positions}, {positions}]

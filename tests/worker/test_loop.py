@@ -110,6 +110,7 @@ def test_bytes_are_counted_and_operations_carry_their_payload(pools):
                 assert sum(o["wire_bytes"] for o in sent) == parameters  # 2 (N - 1) / N at two ranks
                 assert all(o["end_ns"] >= o["begin_ns"] for o in sent)
                 assert all(0 <= o["wait_ns"] <= o["end_ns"] - o["begin_ns"] for o in sent)
+                assert all(o["launch_ns"] > 0 for o in sent)
 
 
 def _tiny() -> torch.nn.Module:

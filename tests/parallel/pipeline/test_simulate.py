@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.parallel.pipeline.actions import Action, Schedule
+from raybench.parallel.pipeline.actions import SENDS, Action, Schedule
 from raybench.parallel.pipeline.check import find_faults
 from raybench.parallel.pipeline.schedules import build, gpipe
 from raybench.parallel.pipeline.simulate import Event, MeasuredTimes, Timeline, Times, simulate
@@ -43,6 +43,21 @@ def test_a_transfer_is_paid_once_a_hop():
     assert timeline.waited(0) == timeline.step_time - timeline.busy(0)
     assert timeline.waited(2) == 5.0
     assert timeline.busy(2) == 9.0
+
+
+class Launching(Times):
+    """A send keeps its rank for a quarter of a second."""
+
+    def launch(self, action):
+        return 0.25 if action.kind in SENDS else 0.0
+
+
+def test_launching_a_transfer_keeps_its_rank_from_the_next_action():
+    timeline = simulate(build("gpipe", stages=2, micro_batches=2), Launching(transfer=0.5))
+    assert ends(timeline, 0)["0F0"] == 1.0
+    assert ends(timeline, 0)["0F1"] == 2.25
+    assert ends(timeline, 1)["1F0"] == 2.5  # the transfer is under way meanwhile
+    assert ends(timeline, 1)["1F1"] == 3.75
 
 
 def test_times_may_differ_from_stage_to_stage():

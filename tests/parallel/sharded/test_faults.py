@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -261,6 +263,26 @@ def test_stage_3_never_has_more_than_two_units_whole(pools, num_micro_batches, r
         assert most == 2
         assert left == 0
         assert elements == 0
+
+
+def gathers(rank: Rank) -> dict[str, int]:
+    """How often one step gathers each unit."""
+    built = build(rank, "zero3", workload(TINY.model_copy(update={"num_layers": 3})))
+    source = Batches(workload(), rank.world_size)
+    built.step(source.batch(0, rank.rank))
+    rank.recorder.operations.clear()
+    with rank.recorder.recording(step=1):
+        built.step(source.batch(1, rank.rank))
+    counts = Counter(o.label for o in rank.recorder.operations if o.kind == "all_gather")
+    labels = {p: bucket.label for bucket in built.buckets for p in bucket.parameters}
+    found = {unit.name: counts[labels[unit.parameters[0]]] for unit in built._model_units}
+    built.close()
+    return found
+
+
+def test_backward_gathers_what_needs_it_and_is_not_there_yet(pools):
+    for found in pools(2).run(gathers):
+        assert found == {"embedding": 1, "blocks.0": 2, "blocks.1": 2, "blocks.2": 2, "head": 1}
 
 
 def run_over_a_pipeline(rank: Rank) -> tuple[list[str], list[int]]:
