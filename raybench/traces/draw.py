@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raybench.traces.actions import Actions
-from raybench.traces.rank import Timeline
+from raybench.traces.rank import Shares, Timeline
 
 WIDTH = 1000
 HEIGHT = 40
@@ -42,12 +41,12 @@ def bands(timeline: Timeline, begin_ns: int, end_ns: int) -> Drawing:
     )
 
 
-def _steps(shares: list[float], left: float, right: float, base: float, height: float) -> str:
+def _steps(shares: Shares, left: float, right: float, base: float, height: float) -> str:
     """A filled step line, points of the same height drawn once."""
-    if not any(shares):
+    if not shares.any():
         return ""
     width = (right - left) / len(shares)
-    corners = [0, *(i for i, (a, b) in enumerate(pairwise(shares), 1) if a != b)]
+    corners = [0, *(np.flatnonzero(np.diff(shares)) + 1).tolist()]
     line = "".join(f"H{left + i * width:.1f}V{base + shares[i] * height:.1f}" for i in corners)
     return f"M{left:.1f} {base:g}{line}H{right:.1f}V{base:g}Z"
 

@@ -51,11 +51,6 @@ def overlap(one: Times, other: Times) -> int:
     return int(within(other, one[:, 0], one[:, 1]).sum())
 
 
-def intersect(one: Times, other: Times) -> Times:
-    """The time that both cover."""
-    return subtract(one, subtract(one, other))
-
-
 def subtract(one: Times, other: Times) -> Times:
     """The time of `one` that `other` does not cover."""
     if one.size == 0 or other.size == 0:

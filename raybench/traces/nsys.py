@@ -16,7 +16,7 @@ from raybench.traces.events import Events, Kind
 from raybench.traces.kineto import Trace
 from raybench.traces.names import kernel_collective
 from raybench.traces.operations import Operation
-from raybench.traces.rank import NUM_TOP, RankReport, Timeline, Top, analyse
+from raybench.traces.rank import NUM_TOP, RankReport, Top, analyse, no_timeline
 from raybench.traces.steps import no_steps
 from raybench.traces.stream import UnreadableTraceError
 
@@ -177,7 +177,7 @@ def report_kernel_sums(path: Path) -> RankReport:
         steps=no_steps(),
         actions=no_actions(),
         phases={},
-        timeline=Timeline(begin_ns=0, end_ns=0, compute=[], communication=[], exposed=[]),
+        timeline=no_timeline(),
         problems=["sums of kernels alone: idle time, overlap and waiting are not known"],
     )
 

@@ -45,7 +45,7 @@ def render(cases: Sequence[CaseSummary]) -> str:
 
 def _case(case: CaseSummary) -> dict[str, Any]:
     drawn = case.reports[:MAX_RANKS_DRAWN]
-    begin = min((r.timeline.begin_ns for r in drawn if r.timeline.compute), default=0)
+    begin = min((r.timeline.begin_ns for r in drawn if r.timeline.compute.size), default=0)
     end = max((r.timeline.end_ns for r in drawn), default=0)
     straggler = case.together.straggler
     return {
@@ -55,7 +55,7 @@ def _case(case: CaseSummary) -> dict[str, Any]:
         "rows": case.rows(),
         "straggler": None if straggler is None else case.reports[straggler].rank,
         "span_ms": (end - begin) / 1e6,
-        "timelines": [(r.rank, bands(r.timeline, begin, end)) for r in drawn if r.timeline.compute],
+        "timelines": [(r.rank, bands(r.timeline, begin, end)) for r in drawn if r.timeline.compute.size],
         "pipeline": _pipeline(drawn),
         "memory": [(r.rank, drawing) for r in drawn if (drawing := curve(r.memory)) is not None],
         "collectives": _collectives(case.reports),

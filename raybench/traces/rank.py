@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from raybench.traces.actions import Actions, find_actions, phase_times
 from raybench.traces.events import Events, Kind
-from raybench.traces.intervals import Times, intersect, overlap, subtract, total, union, within
+from raybench.traces.intervals import Times, covered, overlap, subtract, total, union
 from raybench.traces.kineto import Trace, read_trace
 from raybench.traces.operations import Operation, communication_kernels, find_operations, launches_without_times
 from raybench.traces.steps import Steps, find_steps, leave_out_last_step
+
+Shares = NDArray[np.float32]
 
 NUM_TOP = 12
 """Kernels or operators listed of a rank."""
@@ -42,10 +44,16 @@ class Timeline:
 
     begin_ns: int
     end_ns: int
-    compute: list[float]
-    communication: list[float]
-    exposed: list[float]
+    compute: Shares
+    communication: Shares
+    exposed: Shares
     """Of them, communication while nothing computes."""
+
+
+def no_timeline() -> Timeline:
+    """Of what tells no times."""
+    none = np.empty(0, np.float32)
+    return Timeline(begin_ns=0, end_ns=0, compute=none, communication=none, exposed=none)
 
 
 @dataclass(kw_only=True)
@@ -226,9 +234,14 @@ def _timeline(compute: Times, communication: Times, busy: Times) -> Timeline:
     begin, end = (int(busy[0, 0]), int(busy[-1, 1])) if busy.size else (0, 0)
     edges = np.linspace(0, end - begin, NUM_SLICES + 1).astype(np.int64) + begin
     width = np.maximum(np.diff(edges), 1)
-    exposed = subtract(communication, compute)
-    shares = [
-        np.round(within(times, edges[:-1], edges[1:]) / width, 3).tolist()
-        for times in (compute, communication, intersect(exposed, communication))
-    ]
-    return Timeline(begin_ns=begin, end_ns=end, compute=shares[0], communication=shares[1], exposed=shares[2])
+
+    def shares(times: Times) -> Shares:
+        return np.round(np.diff(covered(times, edges)) / width, 3).astype(np.float32)
+
+    return Timeline(
+        begin_ns=begin,
+        end_ns=end,
+        compute=shares(compute),
+        communication=shares(communication),
+        exposed=shares(subtract(communication, compute)),
+    )

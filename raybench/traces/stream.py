@@ -17,7 +17,9 @@ from typing import BinaryIO
 
 FIRST_BYTES = 1 << 12
 BLOCK_BYTES = 1 << 17
-"""Unpacked bytes taken at a time: few of a small file, whose events become objects of several times their size."""
+BLOCK_SHARE = 8
+"""Unpacked bytes are taken at a time: an eighth of what was taken already, since events become objects of several
+times their size, but no fewer than the first and no more than the second."""
 MAX_HEAD_BYTES = 64 << 20
 """A trace whose events have not begun by then has none."""
 
@@ -52,11 +54,12 @@ def blocks(file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
     """The unpacked file; what ends early or is broken in the packed one is told in `problems`."""
     start = file.read(2)
     file.seek(0)
-    size = FIRST_BYTES
+    size, taken = FIRST_BYTES, 0
     if start != _GZIP_MAGIC:
         while block := file.read(size):
             yield block
-            size = min(2 * size, BLOCK_BYTES)
+            taken += len(block)
+            size = _block_bytes(taken)
         return
     unpack, packed = zlib.decompressobj(wbits=31), b""
     while True:
@@ -75,7 +78,12 @@ def blocks(file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
         packed = unpack.unused_data if unpack.eof else unpack.unconsumed_tail
         if block:
             yield block
-            size = min(2 * size, BLOCK_BYTES)
+            taken += len(block)
+            size = _block_bytes(taken)
+
+
+def _block_bytes(taken: int) -> int:
+    return min(max(FIRST_BYTES, taken // BLOCK_SHARE), BLOCK_BYTES)
 
 
 def pieces(path: Path, around: Surroundings, parse: Parse) -> None:
