@@ -7,6 +7,7 @@ where all its rounds are ok and no gate failed.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,7 +129,7 @@ def summary(results: Results) -> pd.DataFrame:
     for key, rounds in groups:
         suite_id, track, case = map(str, key)
         row = _case(rounds.sort_values("round"))
-        if row["status"] == "ok":
+        if _has_numbers(row):
             row |= _over_rounds(by_round.get((suite_id, track, case), []), row.get("step_time_s"))
             row |= bubbles.get((suite_id, track, case), {})
         rows.append({"suite_id": suite_id, "track": track, "case": case} | row)
@@ -182,9 +183,14 @@ def _case(rounds: pd.DataFrame) -> dict[str, Any]:
         row["gate_scope"] = _first(gated.gate_scope)
         row["gate_worst_parameter"] = _first(gated.gate_worst_parameter)
     row["rounds"] = int((rounds.status == "ok").sum())
-    if row["status"] == "ok":
-        row.update(_measured(rounds))
+    if _has_numbers(row):
+        row.update(_measured(rounds[rounds.status == "ok"]))
     return row
+
+
+def _has_numbers(row: Mapping[str, Any]) -> bool:
+    """Whether all is well that ran: what was interrupted keeps the rounds that it has."""
+    return row["rounds"] > 0 and row["status"] in ("ok", "skipped") and row["gate"] != "failed"
 
 
 def _gate(rounds: pd.DataFrame) -> str:

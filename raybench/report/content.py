@@ -17,7 +17,7 @@ from raybench.report.details import Details, gather
 from raybench.report.explain import explain
 from raybench.report.facts import cautions, every, facts_of, peaks_of
 from raybench.report.reference import Published, published
-from raybench.report.text import count, interval, known, number, percent, plain, whole, words
+from raybench.report.text import count, has_numbers, interval, known, number, percent, plain, whole, words
 
 if TYPE_CHECKING:
     from raybench.results.reader import Results
@@ -55,12 +55,8 @@ class Section:
 
     @property
     def failures(self) -> list[tuple[str, str, str]]:
-        """Case, status and reason of what has no measurement."""
-        return [
-            (plain(row.case), words(row.status), plain(row.reason) if known(row.reason) else "no reason was recorded")
-            for row in self.rows
-            if row.status != "ok"
-        ]
+        """Case, status and reason of what has no measurement, or not all of its rounds."""
+        return [(plain(row.case), words(row.status), _reason(row)) for row in self.rows if row.status != "ok"]
 
 
 @dataclass(frozen=True)
@@ -127,6 +123,11 @@ def _section(results: Results, cases: pd.DataFrame, details: Details, shown: Seq
         details=own,
         published=tuple(row for row in shown if row.track[:2] == track[:2]),
     )
+
+
+def _reason(row: Any) -> str:
+    reason = plain(row.reason) if known(row.reason) else "no reason was recorded"
+    return f"{reason} after {count(row.rounds, 'round')}" if has_numbers(row) else reason
 
 
 def _basis(cases: pd.DataFrame) -> str:

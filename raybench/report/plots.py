@@ -15,6 +15,7 @@ from raybench.report.collectives import Sweep
 from raybench.report.content import Report, Section
 from raybench.report.simulated import simulated
 from raybench.report.text import (
+    has_numbers,
     interval,
     known,
     milliseconds,
@@ -115,7 +116,7 @@ def communication(section: Section) -> Bars | None:
         fastest = own.sort_values("wire_bytes").bus_bandwidth_bytes_per_s.dropna()
         return _bar(row, text + (f", {rate(fastest.iloc[-1])}" if len(fastest) else ""), parts)
 
-    measured = section.cases.case.isin(set(frame.case)) & (section.cases.status == "ok")
+    measured = section.cases.case.isin(set(frame.case)) & section.cases.apply(has_numbers, axis=1)
     title = "exposed milliseconds a step by operation and axis; bus bandwidth of the operation that moves most"
     return _bars(section, title, measured.where(measured), bar, _ms, "not recorded")
 
@@ -180,7 +181,7 @@ def _bars(
     if not values.notna().any():
         return None
     bars = [
-        bar(row) if known(value) and row.status == "ok" else _missing(row, otherwise)
+        bar(row) if known(value) and has_numbers(row) else _missing(row, otherwise)
         for row, value in zip(section.rows, values, strict=True)
     ]
     return Bars(section.title, unit, tuple(bars), tick)
@@ -195,7 +196,7 @@ def _bar(row: Any, text: str, parts: tuple[tuple[str, float], ...], measure: str
 
 
 def _missing(row: Any, otherwise: str) -> Bar:
-    text = otherwise if row.status == "ok" else words(row.status)
+    text = otherwise if has_numbers(row) else words(row.status)
     return Bar(_label(row), text, tone="muted" if row.status in ("ok", "skipped") else "bad")
 
 

@@ -10,7 +10,18 @@ from raybench.report.collectives import Sweep
 from raybench.report.content import Report, Section
 from raybench.report.reference import Published
 from raybench.report.terminal import peak_bytes, speed, state_bytes
-from raybench.report.text import interval, known, markdown, milliseconds, number, percent, size, whole, words
+from raybench.report.text import (
+    has_numbers,
+    interval,
+    known,
+    markdown,
+    milliseconds,
+    number,
+    percent,
+    size,
+    whole,
+    words,
+)
 
 FILE_NAME = "BENCHMARK_SUMMARY.md"
 
@@ -19,7 +30,7 @@ COLUMNS: dict[str, Callable[[Any], str]] = {
     "ranks": lambda row: whole(row.num_ranks),
     "nodes": lambda row: whole(row.num_nodes),
     "gate": lambda row: words(row.gate),
-    "tokens/s": lambda row: speed(row) if row.status == "ok" else f"**{speed(row)}**",
+    "tokens/s": lambda row: speed(row) if has_numbers(row) else f"**{speed(row)}**",
     "95 % interval": lambda row: interval(row.tokens_per_s_low, row.tokens_per_s_high, 4) or "–",
     "rounds": lambda row: whole(row.rounds),
     "× control": lambda row: number(row.ratio_to_control),

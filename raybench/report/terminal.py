@@ -20,6 +20,7 @@ from raybench.report.collectives import Sweep
 from raybench.report.content import Report, Section, build
 from raybench.report.text import (
     MISSING,
+    has_numbers,
     interval,
     known,
     milliseconds,
@@ -70,7 +71,7 @@ COLUMNS = (
 
 def speed(row: Any) -> str:
     """Tokens per second, or the status of a case that has none."""
-    return number(row.tokens_per_s, 4) if row.status == "ok" else words(row.status)
+    return number(row.tokens_per_s, 4) if has_numbers(row) else words(row.status)
 
 
 def state_bytes(row: Any) -> Any:
@@ -166,6 +167,6 @@ class _SectionView:
     @staticmethod
     def _cell(column: _Column, row: Any) -> Text:
         text = column.cell(row)
-        if column.title == "tokens/s" and row.status != "ok":
+        if column.title == "tokens/s" and not has_numbers(row):
             return Text(text, style="red")
         return Text(text, style=GATE_STYLES.get(text, "") if column.title == "gate" else "")

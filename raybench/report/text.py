@@ -19,6 +19,11 @@ def known(value: Any) -> bool:
     return not pd.isna(value) and not (isinstance(value, float) and math.isinf(value))
 
 
+def has_numbers(row: Any) -> bool:
+    """Whether a case was measured: all of its rounds, or some before it was interrupted."""
+    return row.status == "ok" or known(row.tokens_per_s)
+
+
 def number(value: Any, digits: int = 3) -> str:
     """With `digits` significant digits, and never fewer than its whole part; thousands are separated."""
     if not known(value):

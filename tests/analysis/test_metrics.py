@@ -132,7 +132,7 @@ def test_bytes_are_those_of_the_fullest_rank_and_round(tmp_path: Path) -> None:
     assert device["bytes"]["peak"] == 7
 
 
-@pytest.mark.parametrize("status", ["failed", "out_of_memory", "timeout", "crashed", "skipped"])
+@pytest.mark.parametrize("status", ["failed", "out_of_memory", "timeout", "crashed"])
 def test_a_case_with_any_bad_round_has_no_measurement(tmp_path: Path, status: str) -> None:
     bad = run_row(status=status, reason="something happened")
     rounds = [{"runs": [run_row()], "ranks": rank_rows()}, {"runs": [bad], "ranks": rank_rows()}, {"runs": [run_row()]}]
@@ -140,6 +140,17 @@ def test_a_case_with_any_bad_round_has_no_measurement(tmp_path: Path, status: st
     assert (row["status"], row["reason"], row["rounds"]) == (status, "something happened", 2)
     assert {row[k] for k in row if k.startswith(("tokens", "step", "ratio", "comm"))} == {None}
     assert set(row["bytes"].values()) == {None}
+
+
+@pytest.mark.parametrize(("gate", "rate"), [("passed", 1000.0), ("failed", None)])
+def test_an_interrupted_case_keeps_its_rounds(tmp_path: Path, gate: str, rate: float | None) -> None:
+    windows = [run_row(window_ns=10**9 * k, tokens=3000, gate=gate) for k in (2, 3, 6)]
+    write(tmp_path, [{"runs": [run], "ranks": rank_rows()} for run in windows])
+    Writer(tmp_path, "s", REQUEST).write_round(TRACK, "bucketed", 0, 0, {"runs": [skipped_row("interrupted")]})
+    row = only_row(load(tmp_path))
+    assert (row["status"], row["reason"], row["rounds"]) == ("skipped", "interrupted", 3)
+    assert row["tokens_per_s"] == rate
+    assert (row["bytes"]["parameters"] is None) == (rate is None)
 
 
 def test_what_went_wrong_is_told_before_what_was_never_run(tmp_path: Path) -> None:

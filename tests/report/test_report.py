@@ -69,6 +69,20 @@ def test_no_row_without_a_measurement_shows_a_number(results: Results) -> None:
             assert speed in ("**crashed**", "**failed**", "**skipped**")
 
 
+def test_an_interrupted_suite_shows_the_rounds_before(tmp_path: Path) -> None:
+    write_measured(tmp_path, ["bucketed", "naive"])
+    lines = terminal_table(load(tmp_path), width=120, color=False).splitlines()
+    whole = next(line.split() for line in lines if line.startswith(" naive"))
+    writer = Writer(tmp_path, "suite-1", REQUEST)
+    for case in ("naive", "bucketed", "hooked"):
+        writer.write_round(TRACK, case, 0, 0, {"runs": [skipped_row("interrupted")]})
+    text = terminal_table(load(tmp_path), width=120, color=False)
+    assert whole in [line.split() for line in text.splitlines()]
+    assert "bucketed: skipped, interrupted after 3 rounds" in text
+    assert "hooked: skipped, interrupted" in text
+    assert "No case was timed" not in text
+
+
 def test_the_answer_names_the_winner_by_how_much_and_how_surely(results: Results) -> None:
     (section,) = build(results).sections
     assert section.title == "Data parallelism on one node"

@@ -150,6 +150,7 @@ def test_control_c_keeps_rows_and_leaves_no_worker(start, tmp_path: Path, launch
     assert found["one"].count("ok") >= 2
     assert all(case[0] in ("ok", "skipped") and "skipped" in case for case in found.values())
     assert {row["reason"] for row in body["rows"]} == {"interrupted"}
+    assert all(bool(row["tokens_per_s"]) == (row["rounds"] > 0) for row in body["rows"])
 
     again = start("--resume", "--force", launcher=launcher)
     code, body = again.finish()
