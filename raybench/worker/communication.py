@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raybench.doctor.marks import WAIT, among
 from raybench.worker import exchange
+from raybench.worker.buffers import Buffers
 from raybench.worker.recorder import Operation, Recorder
 
 
@@ -89,6 +90,7 @@ class Axis:
         """This rank's place along the axis."""
         self.group = group
         self.recorder = recorder
+        self.buffers = Buffers()
 
     @property
     def size(self) -> int:
@@ -120,8 +122,9 @@ class Axis:
         if self.size == 1:
             return Pending(None, self.recorder, mark, None, lambda: _copy(output, tensor))
         if self._exchanges(tensor, in_order):
-            begun = exchange.reduce_scatter(output, tensor, self._members, self.index, self.size)
-            return Pending(begun, self.recorder, mark, operation)
+            arrived = self.buffers.take(tensor.numel() // self.size * (self.size - 1), tensor)
+            begun = exchange.reduce_scatter(output, tensor, arrived, self._members, self.index, self.size)
+            return Pending(begun, self.recorder, mark, operation, lambda: self.buffers.give(arrived))
         if tensor.device.type == "cpu":
             return self._sum_of_all_to_all(output, tensor, mark, operation)
         work = dist.reduce_scatter_tensor(output, tensor, group=self.group, async_op=True)

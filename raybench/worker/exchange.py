@@ -46,14 +46,19 @@ class Exchange:
 
 
 @torch.no_grad()
-def reduce_scatter(output: Tensor, tensor: Tensor, group: dist.ProcessGroup, index: int, size: int) -> Exchange:
+def reduce_scatter(
+    output: Tensor, tensor: Tensor, arrived: Tensor, group: dist.ProcessGroup, index: int, size: int
+) -> Exchange:
     """Sum `tensor` over the group's ranks into each one's `output`: its own part first, then by rank.
 
     16-bit tensors are summed in fp32.
+
+    Args:
+        arrived: memory for what the other ranks send, a part of each.
     """
     parts = tensor.view(size, -1)
     total = output.view(-1)
-    received = torch.empty(size - 1, parts.shape[1], dtype=tensor.dtype, device=tensor.device)
+    received = arrived.view(size - 1, -1)
     bounds = _bounds(parts.shape[1], tensor.element_size())
     peers = _peers(index, size)
     arriving = [

@@ -27,6 +27,8 @@ class TransientBucket(ShardedBucket):
         self.used: set[Tensor] = set()
         """Parameters that ever got a gradient on this rank."""
         self._taken: set[Tensor] = set()
+        self._sent: Tensor | None = None
+        """The whole gradient that is being reduced."""
 
     def lay_out_shard(self) -> None:
         super().lay_out_shard()
@@ -57,7 +59,7 @@ class TransientBucket(ShardedBucket):
         self.used.add(parameter)
 
     def _open(self) -> None:
-        self.gradient = torch.empty_like(self.flat, requires_grad=False)
+        self.gradient = self.axis.buffers.take(self.flat.numel(), self.flat.detach())
         self.gradient[self.num_elements :].zero_()
         self.views = dict(zip(self.parameters, self.split(self.gradient), strict=True))
 
@@ -71,8 +73,9 @@ class TransientBucket(ShardedBucket):
     def reduce(self) -> None:
         self.wait()  # for the micro-batch before
         direct = not self._summed and not self.has_master
-        self._arriving = self.sum if direct else torch.empty_like(self.part)
+        self._arriving = self.sum if direct else self.axis.buffers.take(self.part.numel(), self.part)
         self.pending = self.axis.reduce_scatter(self._arriving, self.gradient, label=self.label)
+        self._sent = self.gradient
         self._taken.clear()
         self.views = {}
         del self.gradient
@@ -83,8 +86,12 @@ class TransientBucket(ShardedBucket):
             return
         self.pending.wait()
         self.pending = None
+        if self._sent is not None:
+            self.axis.buffers.give(self._sent)
+            self._sent = None
         if self._arriving is not self.sum:
             self.sum.add_(self._arriving) if self._summed else self.sum.copy_(self._arriving)
+            self.axis.buffers.give(self._arriving)
         self._arriving = self.sum
         self._summed = True
 
