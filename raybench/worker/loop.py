@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from typing import Any
@@ -23,7 +22,7 @@ from raybench.worker.gating import GateKeeper, control_fits
 from raybench.worker.identity import Identity
 from raybench.worker.main import local_device
 from raybench.worker.measure import ControlTime, Measurement, measure, release, time_control
-from raybench.worker.memory import reset_peaks
+from raybench.worker.memory import reset_peaks, set_aside
 from raybench.worker.mesh import Groups, Mesh, shards_of_a_copy
 from raybench.worker.messages import CaseRefused, RoundBegun, RoundRows
 from raybench.worker.presence import Presence, classify
@@ -107,6 +106,7 @@ class _Worker:
 
     def run(self) -> None:
         self._prepare_text()
+        set_aside()
         first_round = min(key.round for key in self.job.rounds)
         for key in self.job.rounds:
             if key.case in self.refused:
@@ -233,7 +233,7 @@ class _Worker:
         if case.name not in self.gate_columns:
             began = time.perf_counter_ns()
             result, columns = self.gate_keeper.run(self.job.track.workload_of(case), case, mesh)
-            gc.collect()
+            set_aside()  # with what the case has imported
             columns["gate_ns"] = time.perf_counter_ns() - began
             if not result.passed:
                 return {**columns, "reason": result.reason}
