@@ -234,6 +234,7 @@ class _Worker:
             began = time.perf_counter_ns()
             result, columns = self.gate_keeper.run(self.job.track.workload_of(case), case, mesh)
             set_aside()  # with what the case has imported
+            release(self.device)
             columns["gate_ns"] = time.perf_counter_ns() - began
             if not result.passed:
                 return {**columns, "reason": result.reason}

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Event
 
 from raybench.suite.job import RankJob, read_job
+from raybench.worker.heap import keep_freed_memory
 from raybench.worker.identity import Identity
 from raybench.worker.network import choose_interface
 from raybench.worker.presence import Presence
@@ -36,6 +37,7 @@ def run(job: RankJob, identity: Identity, *, loop: str = LOOP) -> None:
     """
     os.environ.update(job.environment)
     if job.backend == "gloo":
+        keep_freed_memory()
         _share_cores(job)
     try:
         with Presence.start(job, identity, leave=_leave_group) as presence:

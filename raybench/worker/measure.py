@@ -19,6 +19,7 @@ from raybench.worker.channel import RECEIVE, SEND, waits_for_peer
 from raybench.worker.clock import ClockOffset, StepClock, synchronize, to_host
 from raybench.worker.communication import Axis
 from raybench.worker.evaluate import evaluate
+from raybench.worker.heap import give_back_freed_memory
 from raybench.worker.memory import ActivationMeter, peak_device_bytes, peak_rss_bytes, reset_peaks
 from raybench.worker.mesh import Mesh
 from raybench.worker.recorder import Operation, Recorder
@@ -290,3 +291,5 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    else:
+        give_back_freed_memory()
