@@ -188,15 +188,20 @@ def report_command(
 
 
 def compare_command(base: str, new: str) -> Answer:
-    """Whether NEW is faster or slower than BASE, case by case; exit code 3 where anything got worse."""
+    """Whether NEW is faster or slower than BASE, case by case.
+
+    The exit code is 3 where anything got worse, 1 where no case can be compared.
+    """
     from raybench.analysis.compare import CONFIDENCE, MINIMUM_EFFECT, compare, load_side
     from raybench.report.comparison import comparison_rows, comparison_table, conclusion
 
     found = compare(load_side(base), load_side(new))
-    code = 3 if any(row.is_regression for row in found) else 0
+    nothing = all(row.verdict == "not comparable" for row in found)
+    code = 3 if any(row.is_regression for row in found) else 1 if nothing else 0
     body = document(
         code,
         rows=comparison_rows(found),
+        errors=["no case can be compared"] if code == 1 else [],
         base=base,
         new=new,
         confidence=CONFIDENCE,

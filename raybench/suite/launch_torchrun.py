@@ -43,7 +43,8 @@ class TorchrunJob:
             file.write(job.model_dump_json())
         self._log = self._folder / "log"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-        command += [f"--nproc-per-node={num_ranks}", "--max-restarts=0", "-m", "raybench.worker.main"]
+        command += [f"--nproc-per-node={num_ranks}", "--max-restarts=0"]
+        command += [f"--log-dir={self._folder}", "-m", "raybench.worker.main"]  # else torchrun leaves a folder behind
         with self._log.open("wb") as log:
             self._torchrun = subprocess.Popen(
                 [*command, str(job_file), loop],

@@ -49,7 +49,12 @@ def traces_command(place: str, out: Path, select: str) -> Answer:
     written = [path for output in outputs for path in _write(output)]
     rows = [row for output in outputs for case in output.cases for row in case.rows()]
     notes = list(dict.fromkeys(note for output in outputs for case in output.cases for note in case.notes))
-    lines = [*_table(rows), *notes, *(f"raybench: {error}" for error in errors), *(f"wrote {path}" for path in written)]
+    lines = [
+        *_table(rows),
+        *(f"! {note}" for note in notes),
+        *(f"raybench: {error}" for error in errors),
+        *(f"wrote {path}" for path in written),
+    ]
     code = 1 if errors else 0
     body = document(code, rows=rows, errors=errors, notes=notes, files=[str(path) for path in written])
     return Answer(exit_code=code, text="\n".join(lines), document=body)

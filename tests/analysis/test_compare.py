@@ -191,6 +191,6 @@ def test_the_command_exits_with_3_on_a_regression(
     assert row["ratio_low"] < row["ratio"] < row["ratio_high"]
     assert main(["compare", "new", "base"]) == 0
     assert "faster" in capfd.readouterr().out
-    assert main(["compare", "base@suite-0", "new@suite-0"]) == 0
+    assert main(["compare", "base@suite-0", "new@suite-0"]) == 1
     assert "too few launches" in " ".join(capfd.readouterr().out.split())
     assert main(["compare", "base", "nowhere"]) == 2

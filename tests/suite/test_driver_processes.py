@@ -152,11 +152,14 @@ def test_control_c_keeps_rows_and_leaves_no_worker(start, tmp_path: Path, launch
     assert {row["reason"] for row in body["rows"]} == {"interrupted"}
     assert all(bool(row["tokens_per_s"]) == (row["rounds"] > 0) for row in body["rows"])
 
-    again = start("--resume", "--force", launcher=launcher)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    again = start("--resume", "--force", launcher=launcher, TMPDIR=str(temporary))
     code, body = again.finish()
     assert (code, body["errors"]) == (0, [])
     assert statuses(tmp_path) == {case: ["ok"] * 3 for case in ("one", "two", "three")}
     assert again.nothing_left()
+    assert launcher == "ray" or not list(temporary.iterdir())
 
 
 @pytest.mark.slow
