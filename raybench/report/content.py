@@ -203,7 +203,8 @@ def _winner(cases: pd.DataFrame, ranking: Ranking) -> str:
         return f"{best} alone was timed{where}: {speed}."
     second = ranking.over_second
     if second.estimate.low is None:
-        sentence = f"{best} was fastest in the only round, which gives no interval, {speed}: {_times(second)}"
+        only = "the only round" + (f" that {plain(second.other)} has too" if rate.num_rounds > 1 else "")
+        sentence = f"{best} was fastest in {only}, which gives no interval, {speed}: {_times(second)}"
     elif second.is_clear:
         sentence = f"{best} was fastest, {speed}: {_times(second)}"
     else:
