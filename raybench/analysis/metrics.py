@@ -1,7 +1,7 @@
 """What the tables say about each case, as one tidy row.
 
 Every number is derived in `docs/metrics.md`. A case that failed anywhere has no measurement: a number exists only
-where all its rounds are ok and no gate failed.
+where all its rounds are ok, or were before it was interrupted, and no gate failed.
 """
 
 from __future__ import annotations

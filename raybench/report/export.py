@@ -12,7 +12,7 @@ import pandas as pd
 
 from raybench.errors import RequestError, unknown
 from raybench.report.content import Report
-from raybench.report.text import known, markdown, plain
+from raybench.report.text import has_numbers, known, markdown, plain
 
 METRICS = (
     "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "step_time_s", "ratio_to_control", "scaling_efficiency",
@@ -111,9 +111,9 @@ def _mlflow_runs(mlflow: Any, report: Report) -> None:
 
 def _measured(report: Report) -> Iterator[tuple[Any, dict[str, Any]]]:
     for section in report.sections:
-        for row in section.cases.to_dict("records"):
-            if known(row["tokens_per_s"]):
-                yield section, {str(name): value for name, value in row.items()}
+        for row in section.rows:
+            if has_numbers(row):
+                yield section, row._asdict()
 
 
 def _metrics(row: dict[str, Any]) -> Iterator[tuple[str, float]]:

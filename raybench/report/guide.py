@@ -20,7 +20,7 @@ from raybench.report.diagrams import collectives, tensor_parallel
 from raybench.report.plots import figures
 from raybench.report.png import write_figures
 from raybench.report.summary import grid
-from raybench.report.text import has_numbers, markdown, milliseconds, number, percent, size, whole
+from raybench.report.text import known, markdown, milliseconds, number, percent, size, whole
 from raybench.results.store import load
 
 GUIDE = "guide.md"
@@ -67,7 +67,7 @@ def _throughput(report: Report) -> str:
         ]
         for section in report.sections
         for row in section.rows
-        if has_numbers(row) and row.tokens_per_s == row.tokens_per_s
+        if known(row.tokens_per_s)
     ]
     return "\n".join([_where(report), "", *grid(titles, rows, left=titles[:2])])
 

@@ -1,7 +1,7 @@
 """Large tensors that come again in every step, in memory that is kept.
 
-A CPU's allocator may give such memory back to the system and take new pages for the next tensor, which costs several
-times what is done with it. A GPU's allocator keeps memory by itself.
+A CPU's allocator gives large memory back to the system and takes new pages for the next tensor, which costs more than
+summing what lies in it. A GPU's allocator keeps memory by itself.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LARGEST_SHARE = 2
-"""Memory is used again for what needs more than half of it, so that what is kept stays below twice of what is used."""
+MAX_RATIO = 2
+"""No tensor takes memory of this many times its size or more."""
 
 
 class Buffers:
-    """Lends uninitialised memory; holds as much as was ever lent at one time, in about the same sizes."""
+    """Lends uninitialised memory, and keeps what is given back for the next tensor of about the same size."""
 
     def __init__(self) -> None:
         self._free: list[torch.UntypedStorage] = []
@@ -24,7 +24,7 @@ class Buffers:
         if like.device.type != "cpu":
             return like.new_empty(num_elements)
         num_bytes = num_elements * like.element_size()
-        fitting = [s for s in self._free if num_bytes <= s.nbytes() < LARGEST_SHARE * num_bytes]
+        fitting = [s for s in self._free if num_bytes <= s.nbytes() < MAX_RATIO * num_bytes]
         smaller = [s for s in self._free if s.nbytes() < num_bytes]
         if fitting:
             storage = min(fitting, key=torch.UntypedStorage.nbytes)

@@ -15,8 +15,8 @@ def keep_freed_memory() -> None:
     """Keep what tensors give back, up to 32 MiB each, as a GPU's allocator does.
 
     Otherwise it goes to the system, and new pages come for it in the same step, or not, by the luck of what lies
-    where: a difference between runs that is larger than that between strategies. Variables of the environment that
-    begin with `MALLOC_` go first: with any of them everything is left as it is.
+    where: a difference between runs that can be larger than that between strategies. With a variable of the
+    environment that begins with `MALLOC_` the heap is the user's to tune.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and not any(name.startswith("MALLOC_") for name in os.environ):

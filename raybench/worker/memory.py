@@ -12,6 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+_STATUS = Path("/proc/self/status")
+
 
 def set_aside() -> None:
     """Take all that lives now out of later searches for cycles, which take longer than a small step.
@@ -20,9 +22,6 @@ def set_aside() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-_STATUS = Path("/proc/self/status")
 
 
 class ActivationMeter:

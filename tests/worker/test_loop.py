@@ -279,6 +279,20 @@ def test_a_loss_that_is_not_finite_is_no_throughput(pools):
     assert not rows(results[0])
 
 
+def count_frozen(rank: Rank, job: Job) -> tuple[int, int]:
+    """Objects that searches for cycles pass over, and those that they look at, after a job."""
+    gc.unfreeze()
+    run(rank, job)
+    counts = gc.get_freeze_count(), len(gc.get_objects())
+    gc.unfreeze()
+    return counts
+
+
+def test_searches_for_cycles_pass_over_what_was_imported(pools):
+    for frozen, searched in pools(2).run(count_frozen, make_job([data_case("naive", 2)], rounds=1)):
+        assert frozen > 10 * searched
+
+
 def test_memory_is_back_to_its_start_after_the_round(pools):
     cases = [data_case("bucketed", 2), data_case("torch-ddp", 2)]
     assert all(pools(2).run(leftovers, make_job(cases, rounds=1)))
