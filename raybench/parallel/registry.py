@@ -82,6 +82,7 @@ REGISTRY: dict[AxisName, dict[str, Entry]] = {
         "torch-1f1b": Entry(TORCH_PIPELINE, "torch", STAGED),
         "torch-interleaved": Entry(TORCH_PIPELINE, "torch", CHUNKED),
         "torch-interleaved-zero-bubble": Entry(TORCH_PIPELINE, "torch", CHUNKED),
+        "torch-zero-bubble": Entry(TORCH_PIPELINE, "torch", STAGED),
         "torch-zbv": Entry(TORCH_PIPELINE, "torch", STAGED),
     },
     "tensor": {

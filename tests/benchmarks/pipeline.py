@@ -28,6 +28,7 @@ from raybench.worker import cores
 from raybench.worker.build import build_strategy
 from raybench.worker.channel import waits_for_peer
 from raybench.worker.clock import ClockOffset
+from raybench.worker.heap import keep_freed_memory
 from tests.pool import Pool, Rank
 
 PAIRS = {
@@ -35,10 +36,10 @@ PAIRS = {
     "gpipe": "torch-gpipe",
     "one-f-one-b": "torch-1f1b",
     "interleaved": "torch-interleaved",
-    "zero-bubble": "torch-interleaved-zero-bubble",
+    "zero-bubble": "torch-zero-bubble",
     "zero-bubble-v": "torch-zbv",
 }
-"""Schedules by hand, and the peer that each is held against; torch has no zero-bubble schedule of one chunk a rank."""
+"""Schedules by hand, and the peer that each is held against."""
 NUM_LAYERS = 8
 RANK_MS = 20.0
 SGD = {"name": "sgd", "learning_rate": 1e-3, "weight_decay": 0.0}
@@ -69,8 +70,9 @@ def case_of(name: str, size: int) -> Case:
     return Case(name="case", layout={"pipeline": size}, strategy={"pipeline": name})
 
 
-def pin(rank: Rank) -> None:
-    """Keep to a core of one's own, or to one shared, as ranks of a suite do."""
+def settle(rank: Rank) -> None:
+    """Keep to a core of one's own, or to one shared, and keep freed memory, as ranks of a suite do."""
+    keep_freed_memory()
     cores.pin(cores.share_of(cores.available(), rank.rank, rank.world_size))
 
 
@@ -153,7 +155,7 @@ def main() -> None:
     num_rounds, num_steps = (*numbers, *(5, 5)[len(numbers) :])
     pool = Pool(2 if is_gpt else 4)
     try:
-        pool.run(pin)
+        pool.run(settle)
         (gpt if is_gpt else schedules)(pool, num_rounds, num_steps)
     finally:
         pool.close()

@@ -23,6 +23,7 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     "torch-1f1b": pipelining.Schedule1F1B,
     "torch-interleaved": pipelining.ScheduleInterleaved1F1B,
     "torch-interleaved-zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "torch-zero-bubble": pipelining.ScheduleInterleavedZeroBubble,  # of one chunk a rank: ZB-H1
     "torch-zbv": pipelining.ScheduleZBVZeroBubble,
 }
 

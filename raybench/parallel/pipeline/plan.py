@@ -20,9 +20,12 @@ TWINS: Mapping[str, str] = {
     "torch-1f1b": "one-f-one-b",
     "torch-interleaved": "interleaved",
     "torch-interleaved-zero-bubble": "interleaved",
+    "torch-zero-bubble": "zero-bubble",
     "torch-zbv": "zero-bubble-v",
 }
 """The hand-written schedule whose placement of stages a peer shares."""
+TORCH_BY_ROUNDS = ("torch-interleaved", "torch-interleaved-zero-bubble", "torch-zero-bubble")
+"""Peers that take micro-batches in equal rounds of about one a rank."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def _check_peer(name: str, num_ranks: int, micro_batches: int) -> None:
             f"(nearest: {num_ranks})"
         )
     num_rounds = max(1, micro_batches // num_ranks)
-    if name.startswith("torch-interleaved") and micro_batches % num_rounds:
+    if name in TORCH_BY_ROUNDS and micro_batches % num_rounds:
         above = range(micro_batches, micro_batches + num_ranks * num_rounds + 1)
         near = [next(m for m in way if m % max(1, m // num_ranks) == 0) for way in (range(micro_batches, 0, -1), above)]
         raise RequestError(

@@ -26,7 +26,7 @@ def torch_order(class_name, num_ranks, num_micro_batches, num_chunks):
         number_of_rounds=num_rounds,
         microbatches_per_round=num_micro_batches // num_rounds,
     )
-    if num_chunks == 1:
+    if class_name == "ScheduleGPipe":
         order = schedule._get_pipeline_order()
     else:
         order = {rank: schedule._calculate_single_rank_operations(rank) for rank in range(num_ranks)}
@@ -45,6 +45,7 @@ def torch_order(class_name, num_ranks, num_micro_batches, num_chunks):
     [
         ("gpipe", "ScheduleGPipe"),
         ("interleaved", "ScheduleInterleaved1F1B"),
+        ("zero-bubble", "ScheduleInterleavedZeroBubble"),
         ("zero-bubble-v", "ScheduleZBVZeroBubble"),
     ],
 )
