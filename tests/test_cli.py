@@ -54,6 +54,7 @@ def run(*arguments: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, s
         (["run", "a-dpd-one-node"], "track: 'a-dpd-one-node' is not known; did you mean 'a-ddp-one-node'? (allowed: "),
         (["run", "a:nave"], "case of track a-ddp-one-node: 'nave' is not known; did you mean 'naive'? (allowed: "),
         (["run", "none.yaml"], "track none.yaml: there is no such file"),
+        (["run", "a", "--set", "foo=1"], "a-ddp-one-node.yaml with foo=1: key: 'foo' is not known (allowed: title"),
         (["run", "a", "--set", "workload.sed=1"], "workload: 'sed' is not known; did you mean 'seed'? (allowed: "),
         (["run", "a", "--set", "cases.naive.strategy.data=naiv"], "strategy.data: 'naiv' is not known; did you"),
         (["run", "a", "--set", "workload.model.num_heads=5"], "num_heads: 5 does not divide width 128 (nearest: 4, 8)"),
@@ -221,7 +222,7 @@ def test_resume_runs_just_the_rest(own: str, monkeypatch: pytest.MonkeyPatch, ca
     assert (code, world.jobs) == (0, [])
     code, out, err = run("run", own, *local, "--resume", "--repeats", "3", capfd=capfd)
     assert (code, len(world.jobs)) == (0, 1)
-    assert "has no suite of this request, so a new one starts" in err
+    assert "has no suite of this request (its newest, " in err
     assert json.loads(out)["suite_id"] != suite
     code, out, _ = run("run", f"{own}:one", *local, f"--resume={suite}", capfd=capfd)
     assert code == 2
@@ -311,6 +312,33 @@ def test_dry_run_starts_nothing_and_writes_nothing(
     assert json.loads(out)["estimated_seconds"]["own"] > 20
     assert [(row["case"], row["runs"], row["rounds"]) for row in rows] == [("one", True, 2), ("two", True, 2)]
     assert all(row["estimated_bytes_per_rank"] > 0 for row in rows)
+
+
+def test_dry_run_of_a_suite_to_go_on_with_plans_what_it_lacks(
+    own: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    play(monkeypatch, World({("two", 2): "oom"}))
+    assert run("run", own, "--launcher", "torchrun", capfd=capfd)[0] == 1
+    code, out, _ = run("run", own, "--dry-run", "--resume", "--launcher", "torchrun", "--json", capfd=capfd)
+    rows = {row["case"]: row for row in json.loads(out)["rows"]}
+    assert (code, rows["one"]["rounds"], rows["one"]["reason"]) == (0, 0, "done in this suite")
+    assert rows["two"]["reason"] == "out_of_memory in this suite"
+    assert json.loads(out)["estimated_seconds"]["own"] == 0
+    code, _, err = run("run", own, "--dry-run", "--resume=gone", "--launcher", "torchrun", capfd=capfd)
+    assert (code, "there is no suite 'gone'" in err) == (2, True)
+
+
+def test_resume_says_what_the_newest_suite_was_asked_for_instead(
+    own: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    play(monkeypatch, World())
+    assert run("run", own, "--launcher", "torchrun", capfd=capfd)[0] == 0
+    command = ["run", own, "--dry-run", "--resume", "--launcher", "torchrun"]
+    _, out, _ = run(*command, "--no-peers", capfd=capfd)
+    assert "no suite of this request (its newest, " in out
+    assert "has peers on, not off), so a new one starts" in out
+    _, out, _ = run(*command, "--repeats", "3", capfd=capfd)
+    assert "has other tracks, cases or options), so a new one starts" in out
 
 
 def test_inside_a_ray_job_rows_go_home_and_the_last_line_says_how_to_get_them(

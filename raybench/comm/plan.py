@@ -10,6 +10,7 @@ from raybench.errors import RequestError
 from raybench.suite.cluster import Cluster
 from raybench.suite.placement import NodePlacement, NodeShare
 from raybench.suite.track import Layout
+from raybench.wording import count
 
 DEFAULT_RANKS_PER_NODE = 2
 """Where there are no GPUs."""
@@ -76,7 +77,7 @@ def plan(request: CommRequest, asked: Asked, cluster: Cluster, suite_id: str) ->
 
 def _check_memory(largest: int, placement: NodePlacement, cluster: Cluster) -> None:
     """Refuse sizes of which a host could not hold what its ranks keep: its other work would be ended, too."""
-    from raybench.report.text import count, size
+    from raybench.report.text import size
 
     memory = {node.address: node.memory_bytes for node in cluster.nodes}
     for share in placement.nodes:
@@ -134,7 +135,7 @@ def _shares_cores(placement: NodePlacement, cluster: Cluster) -> bool:
 
 def notes(request: CommRequest, sweep: Sweep, cluster: Cluster) -> list[str]:
     """What is said before anything is measured."""
-    from raybench.report.text import count, size
+    from raybench.report.text import size
 
     groups = dict.fromkeys(case.group for case in sweep.cases)
     told = [

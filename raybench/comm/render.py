@@ -14,7 +14,8 @@ from rich.text import Text
 
 from raybench.analysis.links import fit_of, unmeasured
 from raybench.report.collectives import gigabytes, microseconds, uncertainty, where_of
-from raybench.report.text import MISSING, count, known, number, percent, plain, short_size, words
+from raybench.report.text import MISSING, known, number, percent, plain, short_size, words
+from raybench.wording import count
 
 PLACE = ["setting", "group", "dtype"]
 

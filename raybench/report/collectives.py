@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from raybench.analysis.links import CASE, links, operations, sizes
-from raybench.report.text import MISSING, count, known, number, percent, plain, rate, short_size, whole, words
+from raybench.report.text import MISSING, known, number, percent, plain, rate, short_size, whole, words
+from raybench.wording import count
 
 if TYPE_CHECKING:
     from raybench.results.reader import Results

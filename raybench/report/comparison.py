@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from raybench.analysis.compare import CONFIDENCE, MINIMUM_EFFECT, Comparison
-from raybench.report.text import count, interval, number, percent, plain
+from raybench.report.text import interval, number, percent, plain
+from raybench.wording import count
 
 STYLES = {"faster": "green", "slower": "red", "same within noise": "", "not comparable": "yellow"}
 COLUMNS = {"track": "left", "case": "left", "BASE\ntokens/s": "right", "NEW\ntokens/s": "right", "NEW ÷\nBASE": "right"}

@@ -17,7 +17,8 @@ from raybench.report.details import Details, gather
 from raybench.report.explain import explain
 from raybench.report.facts import cautions, every, facts_of, peaks_of
 from raybench.report.reference import Published, published
-from raybench.report.text import count, has_numbers, interval, known, number, percent, plain, whole, words
+from raybench.report.text import has_numbers, interval, known, number, percent, plain, whole, words
+from raybench.wording import count
 
 if TYPE_CHECKING:
     from raybench.results.reader import Results

@@ -97,7 +97,3 @@ def markdown(text: Any) -> str:
 def words(status: Any) -> str:
     """A status or gate as words."""
     return str(status).replace("_", " ")
-
-
-def count(amount: int, noun: str) -> str:
-    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from raybench.errors import RequestError
 from raybench.suite.probe import probe_node
 from raybench.suite.track import Scale
+from raybench.wording import count
 
 Backend = Literal["nccl", "gloo"]
 Key = TypeVar("Key")
@@ -69,11 +70,7 @@ class Cluster:
         names = sorted({gpu.name for node in self.nodes for gpu in node.gpus})
         gpus = f"{self.num_gpus} × {', '.join(names)}" if self.num_gpus else "no GPU"
         memory = sum(node.memory_bytes for node in self.nodes) / 2**30
-        return f"{_count(len(self.nodes), 'node')}, {_count(cpus, 'CPU')}, {memory:.0f} GiB, {gpus}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+        return f"{count(len(self.nodes), 'node')}, {count(cpus, 'CPU')}, {memory:.0f} GiB, {gpus}"
 
 
 def probe_local() -> Cluster:

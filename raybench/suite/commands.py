@@ -49,22 +49,24 @@ def list_command(*, on_cluster: bool) -> Answer:
 
 def run_command(request: Request, *, dry_run: bool) -> Answer:
     """Measure, or with `dry_run` say what would be measured."""
-    from raybench.suite.planned import estimates, plan_text, planned_rows
+    from raybench.suite.planned import plan_text, plan_tracks, planned_rows
     from raybench.suite.progress import for_stream
     from raybench.suite.request import new_suite_id
-    from raybench.suite.session import connected, drive, prepare
+    from raybench.suite.session import connected, drive, prepare, recorded_so_far
 
     request.check()
     check_writable(request.results)
     if dry_run:
         with connected(request) as cluster:
             prepared = prepare(request, cluster)
-        estimated = estimates(prepared)
-        rows = planned_rows(prepared, estimated)
-        code = 0 if any(row["runs"] for row in rows) else 1
-        seconds = {track: round(estimate.seconds) for track, estimate in estimated.items()}
-        body = document(code, rows=rows, scale=prepared.scale, estimated_seconds=seconds)
-        return Answer(exit_code=code, text=plan_text(prepared, estimated), document=body)
+            notes: list[str] = []
+            recorded = recorded_so_far(request, prepared, notes.append)
+        tracks = plan_tracks(prepared, recorded)
+        rows = planned_rows(tracks)
+        code = 0 if any(planned.rounds for planned in tracks) else 1
+        seconds = {planned.plan.track.track: round(planned.seconds) for planned in tracks}
+        body = document(code, rows=rows, scale=prepared.scale, estimated_seconds=seconds, notes=notes)
+        return Answer(exit_code=code, text=plan_text(prepared, tracks, notes), document=body)
     suite_id = new_suite_id()
     with _suite_folders(request, suite_id), connected(request) as cluster:
         prepared = prepare(request, cluster)

@@ -13,6 +13,7 @@ from raybench.suite.plan import TrackPlan
 from raybench.suite.resume import Recorded
 from raybench.suite.rows import RowMaker
 from raybench.suite.track_run import TrackRun
+from raybench.wording import count
 
 
 @dataclass
@@ -101,8 +102,8 @@ class Driver:
         plan = run.plan
         if plan.placement is None or not run.rounds_left():
             return
-        nodes = len(plan.placement.nodes)
-        where = f"{plan.placement.num_ranks} ranks on {nodes} node{'' if nodes == 1 else 's'}, {plan.backend}"
+        nodes = count(len(plan.placement.nodes), "node")
+        where = f"{count(plan.placement.num_ranks, 'rank')} on {nodes}, {plan.backend}"
         shared = ", ranks share cores" if plan.shares_cores else ""
         self.means.progress.track_begun(run.name, plan.track.title, where + shared)
 

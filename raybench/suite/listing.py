@@ -10,6 +10,7 @@ from raybench.suite.catalog import whole_suite
 from raybench.suite.cluster import Cluster
 from raybench.suite.plan import TrackPlan, plan_track
 from raybench.suite.track import Case, Layout
+from raybench.wording import count
 
 
 def plan_suite(cluster: Cluster) -> list[TrackPlan]:
@@ -80,7 +81,7 @@ def list_text(plans: Sequence[TrackPlan], cluster: Cluster) -> str:
 
 def _needs(layout: Layout) -> str:
     nodes = f" on {layout.nodes} nodes" if layout.nodes > 1 else ""
-    return f"{layout.num_ranks} ranks{nodes} ({layout})"
+    return f"{count(layout.num_ranks, 'rank')}{nodes} ({layout})"
 
 
 def cluster_text(cluster: Cluster) -> str:

@@ -11,6 +11,7 @@ from raybench.suite.cluster import Backend, Cluster, Node
 from raybench.suite.placement import NodePlacement, NodeShare
 from raybench.suite.ranks import num_crossing
 from raybench.suite.track import Case, Layout, ResolvedTrack
+from raybench.wording import count
 
 MAX_CPUS_BESIDE_GPU = 8
 
@@ -61,8 +62,8 @@ def plan_track(track: ResolvedTrack, cluster: Cluster, *, peers: bool = True, na
         for case in left:
             if (used := placement.num_nodes(case.layout.num_ranks)) != case.layout.nodes:
                 skipped[case.name] = (
-                    f"its {case.layout.num_ranks} ranks would be on {_nodes(used)}, not {case.layout.nodes}, beside "
-                    f"the other cases of its track (run it alone: {track.track}:{case.name})"
+                    f"its {case.layout.num_ranks} ranks would be on {count(used, 'node')}, not {case.layout.nodes}, "
+                    f"beside the other cases of its track (run it alone: {track.track}:{case.name})"
                 )
         left = [case for case in left if case.name not in skipped]
         placement = _place(left, cluster, on_gpu) if left else None
@@ -104,7 +105,7 @@ def _misfit(case: Case, cluster: Cluster, on_gpu: bool, *, exact_nodes: bool) ->
     """Why the case's layout does not fit the cluster, or None."""
     ranks, nodes = case.layout.num_ranks, case.layout.nodes
     if exact_nodes and nodes > len(cluster.nodes):
-        return f"needs {_nodes(nodes)}, the cluster has {len(cluster.nodes)}"
+        return f"needs {count(nodes, 'node')}, the cluster has {len(cluster.nodes)}"
     nodes = min(nodes, len(cluster.nodes))
     if not on_gpu:
         if any(node.free_cpus > 0 for node in cluster.nodes):
@@ -115,14 +116,14 @@ def _misfit(case: Case, cluster: Cluster, on_gpu: bool, *, exact_nodes: bool) ->
         near = ""
         if case.layout.data < ranks:
             near = f" (nearest layouts that fit: {nearest_layouts(case.layout, cluster.num_gpus)})"
-        return f"needs {_gpus(ranks)}, the cluster has {cluster.num_gpus}{near}"
+        return f"needs {count(ranks, 'GPU')}, the cluster has {cluster.num_gpus}{near}"
     free = sum(node.free_gpus for node in cluster.nodes)
     if ranks > free:
-        return f"needs {_gpus(ranks)}, {free} of the cluster's {cluster.num_gpus} are free"
+        return f"needs {count(ranks, 'GPU')}, {free} of the cluster's {cluster.num_gpus} are free"
     if _shares(ranks, nodes, [n.free_gpus for n in _by_gpus(cluster)]) is None:
         largest = max(node.free_gpus for node in cluster.nodes)
-        where = "one node" if nodes == 1 else f"each of {_nodes(nodes)}"
-        return f"needs {_gpus(-(-ranks // nodes))} on {where}, the largest node has {largest} free"
+        where = "one node" if nodes == 1 else f"each of {count(nodes, 'node')}"
+        return f"needs {count(-(-ranks // nodes), 'GPU')} on {where}, the largest node has {largest} free"
     return None
 
 
@@ -169,14 +170,6 @@ def _by_gpus(cluster: Cluster) -> list[Node]:
 def _shares_cores(placement: NodePlacement, cluster: Cluster) -> bool:
     cores = {node.address: node.num_cpus for node in cluster.nodes}
     return any(share.num_ranks > cores[share.address] for share in placement.nodes)
-
-
-def _nodes(number: int) -> str:
-    return f"{number} node{'' if number == 1 else 's'}"
-
-
-def _gpus(number: int) -> str:
-    return f"{number} GPU{'' if number == 1 else 's'}"
 
 
 def nearest_layouts(layout: Layout, num_ranks: int) -> str:

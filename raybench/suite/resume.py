@@ -35,6 +35,16 @@ class Recorded:
     num_nodes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Nodes that each case's rounds were on, by track and case."""
 
+    def num_left(self, track: str, case: str, num_rounds: int) -> int:
+        """Rounds of a case that are still to be run; none of one that did not end well."""
+        statuses = [status for status, _ in self.rounds.get((track, case), {}).values()]
+        return 0 if self.bad_end(track, case) else num_rounds - statuses.count("ok")
+
+    def bad_end(self, track: str, case: str) -> Status | None:
+        """How a case ended that is not tried again."""
+        statuses = (status for status, _ in self.rounds.get((track, case), {}).values())
+        return next((status for status in statuses if status not in ("ok", "skipped")), None)
+
     def restore(self, run: TrackRun) -> None:
         """Put a track where the suite left it: what was measured is done, what failed is not tried again."""
         run.attempt = self.last_attempts.get(run.name, 0)
@@ -72,6 +82,29 @@ def find_suite(results: str, suite_id: str, request: Mapping[str, Any]) -> str |
             "suite's name out)"
         )
     return suite_id
+
+
+def why_none(results: str, request: Mapping[str, Any]) -> str:
+    """That no suite is of this request, and what the newest one was asked for instead."""
+    from raybench.results.folder import shown
+    from raybench.results.store import suites
+
+    told = f"--resume: {shown(results)} has no suite of this request"
+    newest = max(suites(results), key=lambda suite: suite.suite_id, default=None)
+    if newest is None or newest.request is None:
+        return told
+    then = newest.request
+    differing = [key for key in request if then.get(key) != request[key]]
+    words = {key: f"{key.replace('_', ' ')} {_value(then.get(key))}, not {_value(request[key])}" for key in differing}
+    words["tracks"] = "other tracks, cases or options"
+    return f"{told} (its newest, {newest.suite_id}, has {'; '.join(words[key] for key in differing)})"
+
+
+def _value(value: Any) -> str:
+    """A value of a request's record, as one says it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if not value else str(value)
 
 
 def read_suite(results: str, suite_id: str, cluster: Cluster, *, force: bool) -> Recorded:

@@ -19,7 +19,7 @@ from raybench.suite.means import Means
 from raybench.suite.plan import TrackPlan, plan_track, skip_track
 from raybench.suite.progress import Progress
 from raybench.suite.request import LauncherName, Request
-from raybench.suite.resume import Recorded, find_suite, read_suite
+from raybench.suite.resume import Recorded, find_suite, read_suite, why_none
 from raybench.suite.rows import RowMaker
 from raybench.suite.sources import prepare_text, with_sources
 from raybench.suite.track import ResolvedTrack, Scale
@@ -114,7 +114,7 @@ def drive(request: Request, prepared: Prepared, progress: Progress, *, suite_id:
     from raybench.suite.sink import Sink
 
     record = request.record(prepared.scale)
-    recorded = _recorded(request, prepared, record, progress) or Recorded(suite_id)
+    recorded = recorded_so_far(request, prepared, progress.note) or Recorded(suite_id)
     writer = Writer(request.results, recorded.suite_id, record)
     writer.check()
     rows = [
@@ -158,15 +158,18 @@ def sink_host(cluster: Cluster) -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def _recorded(request: Request, prepared: Prepared, record: dict[str, object], progress: Progress) -> Recorded | None:
-    """What the suite to go on with has; None for a new one."""
+def recorded_so_far(request: Request, prepared: Prepared, note: Callable[[str], None]) -> Recorded | None:
+    """What the suite to go on with has; None for a new one, with a note if there was none to go on with.
+
+    Raises:
+        RequestError: the suite named is not there, or cannot be gone on with.
+    """
     if request.resume is None:
         return None
-    from raybench.results.folder import shown
-
+    record = request.record(prepared.scale)
     suite_id = find_suite(request.results, request.resume, record)
     if suite_id is None:
-        progress.note(f"--resume: {shown(request.results)} has no suite of this request, so a new one starts")
+        note(f"{why_none(request.results, record)}, so a new one starts")
         return None
     return read_suite(request.results, suite_id, prepared.cluster, force=request.force)
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from raybench.errors import RequestError, unknown
 from raybench.suite.track import Case, ResolvedTrack, Scale
@@ -64,7 +65,10 @@ class Track:
         try:
             return ResolvedTrack.model_validate({**raw, "track": self.stem, "scale": scale})
         except ValidationError as error:
-            raise RequestError(f"{self.path}: {_describe(error, raw)}") from None
+            place = _place(_first(error)[0]["loc"], raw)
+            laid = next((s for s in settings if f"{place}.".startswith(f"{s.partition('=')[0]}.")), None)
+            where = str(self.path) if laid is None else f"{self.path} with {laid}"
+            raise RequestError(f"{where}: {_describe(error, raw)}") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -138,7 +142,7 @@ def _nest(parts: Sequence[str], value: Any) -> dict[str, Any]:
 
 def _describe(error: ValidationError, raw: Mapping[str, Any]) -> str:
     """The first thing that is wrong: key, value, what is allowed."""
-    first, *others = [e for e in error.errors() if e["type"] != "too_short"] or error.errors()
+    first, *others = _first(error)
     location = first["loc"]
     place = _place(location, raw)
     more = f" (and {len(others)} more)" if others else ""
@@ -152,6 +156,11 @@ def _describe(error: ValidationError, raw: Mapping[str, Any]) -> str:
     if isinstance(value, dict | list | tuple | BaseModel):
         return f"{place}: {message}{more}".removeprefix(": ")
     return f"{place}: {json.dumps(value, default=str)}: {message[0].lower()}{message[1:]}{more}"
+
+
+def _first(error: ValidationError) -> list[ErrorDetails]:
+    """What is wrong, the first to be told first: that nothing valid is left in a list follows from another."""
+    return [e for e in error.errors() if e["type"] != "too_short"] or error.errors()
 
 
 def _place(location: Sequence[int | str], raw: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from raybench.doctor.live.judge_gpus import judge_gpus
 from raybench.doctor.live.judge_hosts import judge_hosts
 from raybench.doctor.live.judge_network import judge_network
 from raybench.doctor.nccl import read_nccl
+from raybench.wording import count
 
 STAGES: Final = {
     "within": "Two ranks of one node",
@@ -36,18 +37,14 @@ def verdict(found: Examination, findings: list[LiveFinding]) -> str:
     """One sentence: ready, usable, or not ready, and why."""
     errors = [each for each in findings if each["severity"] == "error"]
     warnings = [each for each in findings if each["severity"] == "warning"]
-    where = _count(len(found["nodes"]) + len(found["silent"]), "node")
+    where = count(len(found["nodes"]) + len(found["silent"]), "node")
     if errors:
-        rest = f" ({_count(len(errors) - 1, 'more error')})" if len(errors) > 1 else ""
+        rest = f" ({count(len(errors) - 1, 'more error')})" if len(errors) > 1 else ""
         first = errors[0]["message"].partition(". ")[0].rstrip(".")
         return f"Not ready ({where}): {errors[0]['code']}. {first}{rest}."
     if warnings:
-        return f"Usable ({where}), with {_count(len(warnings), 'thing')} to look at, first: {warnings[0]['code']}."
-    return f"Ready ({where}): nothing wrong was found, and {_count(len(found['collectives']), 'all-reduce')} worked."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+        return f"Usable ({where}), with {count(len(warnings), 'thing')} to look at, first: {warnings[0]['code']}."
+    return f"Ready ({where}): nothing wrong was found, and {count(len(found['collectives']), 'all-reduce')} worked."
 
 
 def _collective(each: Collective, others: list[LiveFinding]) -> LiveFinding:
