@@ -138,7 +138,10 @@ def test_a_file_that_is_no_track_is_refused(tmp_path: Path, text: str, message: 
         ("workload.seed=[", "--set workload.seed: '[' is not a YAML value"),
         ("cases.mne.layout.data=3", "--set cases: 'mne.layout.data' is not known (allowed: mine.…)"),
         ("scale=full", "--set: 'scale' is not known; did you mean 'scaling'? (allowed: title, question, "),
-        ("workload.sed=3", "own.yaml with workload.sed=3: workload: 'sed' is not known; did you mean 'seed'? (allowed: model, "),
+        (
+            "workload.sed=3",
+            "own.yaml with workload.sed=3: workload: 'sed' is not known; did you mean 'seed'? (allowed: model, ",
+        ),
         ("workload=3", "own.yaml with workload=3: workload: 3: must be a mapping of its keys"),
         ("cases=3", "own.yaml with cases=3: cases: 3: must be a list"),
         ("cases.mine.options.bucket_mib=3", "own.yaml: cases.mine: options: 'bucket_mib' is not known (allowed: none)"),
