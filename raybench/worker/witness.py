@@ -136,15 +136,26 @@ class Witness:
             return False
         age_s = (time.monotonic_ns() - state.since_ns) / 1e9
         reason = f"the round did not end in time: {age_s:.1f} s in {state.operation!r}"
-        self._report_living(state, "timeout", reason, culprit=True)
+        self._report_living(state, "timeout", reason, self._stacks(), culprit=True)
         time.sleep(max(0.0, state.deadline_ns / 1e9 + MERCY_S - time.monotonic()))
         self._kill()
         return True
 
     def _end_by_order(self, reason: str) -> None:
+        """A rank that turns out to be dead is why others failed, whose word came first, and the order with it."""
         if self._leave_by_s is None:
-            self._report_living(self._marker.read(), "crashed", reason, culprit=False)
+            state, stack = self._marker.read(), self._stacks()
+            if stack.startswith(NO_STACK) and self._has_died():
+                self._report_death()
+                return
+            self._report_living(state, "crashed", reason, stack, culprit=False)
         self._kill()
+
+    def _has_died(self) -> bool:
+        if os.getppid() != self._pid:
+            return True
+        ready, _, _ = select.select([self._pipe_fd], [], [], 0)
+        return bool(ready) and not os.read(self._pipe_fd, 64)
 
     def _end_orphan(self) -> None:
         """The driver is gone: nobody reads what this rank computes."""
@@ -172,9 +183,8 @@ class Witness:
             reason = f"its process (pid {self._pid}) ended without a word, as after SIGKILL"
         self._try_report(state, status, reason, stack or f"{NO_STACK}: the process was gone before it could be asked.")
 
-    def _report_living(self, state: MarkerState, status: Status, reason: str, *, culprit: bool) -> None:
+    def _report_living(self, state: MarkerState, status: Status, reason: str, stack: str, *, culprit: bool) -> None:
         """With all that the rank can still tell; one that writes no stack is not asked for more."""
-        stack = self._stacks()
         flight = None if stack.startswith(NO_STACK) else self._flight()
         self._try_report(state, status, reason, stack, culprit=culprit, flight=flight)
 

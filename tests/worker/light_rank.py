@@ -34,6 +34,12 @@ def be_stopped(presence: Presence) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def die_when_asked(presence: Presence) -> None:
+    """As one that is ending already when the driver's order comes."""
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    time.sleep(3600)
+
+
 def hold_the_interpreter(presence: Presence) -> None:
     """In a C call that keeps the interpreter's lock and that no signal ends."""
     library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)

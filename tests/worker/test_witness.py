@@ -167,6 +167,17 @@ def test_order_to_stop(sink, start):
     assert_ends(its_witness, 5)
 
 
+def test_rank_found_dead_at_an_order_is_told_as_dead(sink, start):
+    rank = start("die_when_asked")
+    hello(sink)
+    time.sleep(0.5)
+    sink.stop_ranks("another rank failed")
+    failed = failure(sink, 5)
+    assert (failed.status, failed.culprit, failed.last_operation) == ("crashed", True, "step 3: die_when_asked")
+    assert "ended without a word" in failed.reason
+    assert rank.wait(5) == -signal.SIGUSR1
+
+
 def test_rank_ends_with_the_sink(sink, start):
     """Whether the driver was killed or only closed its sink is the same to a rank."""
     rank = start("wait")
