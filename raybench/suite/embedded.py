@@ -74,7 +74,17 @@ def _embedded() -> Iterator[None]:
         stack.enter_context(
             _joined("Ray: cannot start one on this machine", address="local", include_dashboard=False, _temp_dir=folder)
         )
+        _end_idle_helpers()
         yield
+
+
+def _end_idle_helpers() -> None:
+    """End what no suite on one machine asks, and what wakes on the ranks' cores all the same."""
+    from ray._private import worker
+
+    node = worker._global_node
+    for end in (node.kill_log_monitor, node.kill_monitor, node.kill_dashboard):
+        end(check_alive=False)
 
 
 @contextlib.contextmanager

@@ -17,11 +17,13 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.scaling_policy.fixed import FixedScalingPolicy
 from ray.train.v2.api.exceptions import WorkerGroupError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from raybench.suite.job import RankJob, read_job
 from raybench.suite.placement import Placement
+from raybench.worker.heap import ONE_ARENA
 from raybench.worker.identity import Identity
 from raybench.worker.main import GROUP_TIMEOUT_S, LOOP, run, wait_until_done
 from raybench.worker.network import choose_interface
@@ -71,7 +73,7 @@ class RayJob:
             run_config=RunConfig(
                 storage_path=self._storage,
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
-                worker_runtime_env={"env_vars": dict(job.environment), **({"nsight": NSIGHT} if job.with_nsys else {})},
+                worker_runtime_env=_runtime_environment(job),
             ),
         )
         self._thread = threading.Thread(target=self._fit, name="ray-train-job", daemon=True)
@@ -98,6 +100,12 @@ class RayJob:
             self._end = ""
         except BaseException as error:
             self._end = _one_line(error)
+
+
+def _runtime_environment(job: RankJob) -> dict[str, Any]:
+    """What Ray starts a rank's process with."""
+    heap = ONE_ARENA if job.backend == "gloo" else {}
+    return {"env_vars": {**heap, **job.environment}, **({"nsight": NSIGHT} if job.with_nsys else {})}
 
 
 def _resources(placement: Placement) -> dict[str, float]:
@@ -141,7 +149,7 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
 
     The placement-group cleaner asks the dashboard about the controller. Without a dashboard, or with the address of
     another Ray, every question ends in a warning, and the end of the fit waits for the last; `release` does its work.
-    The other one serves Ray datasets.
+    The others serve Ray datasets, and ask the autoscaler for nodes, for which the placement group asks already.
     """
 
     _controller: Any = None
@@ -158,7 +166,7 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
         controller_class = ray.remote(num_cpus=0, label_selector=here, runtime_env={"env_vars": environment})(
             TrainController
         )
-        self._controller = controller_class.remote(**arguments)
+        self._controller = controller_class.remote(**{**arguments, "scaling_policy": _Fixed(self.scaling_config)})
         ray.get(self._controller.run.remote())
         return ray.get(self._controller.get_result.remote())
 
@@ -175,6 +183,16 @@ class _Trainer(TorchTrainer):  # type: ignore[misc]
             group = PlacementGroupTableData.FromString(data)
             if group.creator_actor_id == self._controller._actor_id.binary():
                 remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
+
+
+class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
+    """Ray's own, without an actor that asks the autoscaler."""
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        pass
+
+    def _maybe_send_resource_request(self) -> None:
+        pass
 
 
 class _Backend(_TorchBackend):  # type: ignore[misc]

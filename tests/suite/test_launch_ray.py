@@ -22,6 +22,9 @@ TIME_OUTS = (
     "Torch process group shutdown timed out",
 )
 
+UNASKED = (b"log_monitor.py", b"/monitor.py", b"dashboard/dashboard.py", b"AutoscalingCoordinator")
+"""What Ray would run on the ranks' cores for nobody."""
+
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory, _ranks_find_the_tests: None) -> Iterator[Path]:
@@ -62,9 +65,13 @@ def test_job_that_ends_well(logs, capfd):
         assert row.ranks["variable"] == "x"
         assert row.ranks["threads"] == threads
         assert row.ranks["interface"]
+        assert row.ranks["in main heap"]
     assert capfd.readouterr() == ("", "")
     text = "".join(p.read_text(errors="replace") for p in logs.rglob("*") if p.is_file())
     assert [words for words in TIME_OUTS if words in text] == []
+    running = b" ".join(Path(f"/proc/{p.pid}/cmdline").read_bytes() for p, _ in processes.descendants(os.getpid()))
+    assert b"/raylet" in running
+    assert [words for words in UNASKED if words in running] == []
 
 
 def test_killed_rank(logs, capfd):

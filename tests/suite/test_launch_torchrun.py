@@ -29,7 +29,7 @@ def test_job_that_ends_well():
     assert story.ending == ""
     assert len(story.of(Farewell)) == 2
     rows = [m.ranks for m in story.of(RoundRows)]
-    assert rows == [{"threads": 3, "interface": "lo", "variable": "x"}] * 2
+    assert rows == [{"threads": 3, "interface": "lo", "variable": "x", "in main heap": True}] * 2
 
 
 def test_killed_rank():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from time import monotonic_ns
 
 import torch
@@ -36,9 +37,16 @@ def finish(job: Job, identity: Identity, presence: Presence) -> None:
         "threads": torch.get_num_threads(),
         "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
         "variable": os.environ.get("RAYBENCH_TEST_VARIABLE"),
+        "in main heap": _is_in_main_heap(torch.ones(1 << 18)),
     }
     presence.send(RoundRows(identity.rank, "one", 0, job.world_size, ranks=row))
     presence.marker.end_round()
+
+
+def _is_in_main_heap(tensor: torch.Tensor) -> bool:
+    heap = next(line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("[heap]"))
+    begin, end = (int(address, 16) for address in heap.split()[0].split("-"))
+    return begin <= tensor.data_ptr() < end
 
 
 def killed(job: Job, identity: Identity, presence: Presence) -> None:
