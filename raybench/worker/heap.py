@@ -12,7 +12,7 @@ _LARGEST_IN_HEAP = 32 << 20
 ONE_ARENA = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
 """What a process starts with, for the thread in which Ray runs a rank to use the heap that a main thread has.
 
-A thread's own is in pieces of at most 64 MiB each, and the same steps take about 3 % longer in it.
+A thread's own is in pieces of at most 64 MiB each.
 """
 
 
