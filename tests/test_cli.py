@@ -59,6 +59,8 @@ def run(*arguments: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, s
         (["run", "a", "--set", "cases.naive.strategy.data=naiv"], "strategy.data: 'naiv' is not known; did you"),
         (["run", "a", "--set", "workload.model.num_heads=5"], "num_heads: 5 does not divide width 128 (nearest: 4, 8)"),
         (["run", "a", "--set", "workload.micro_batch_size=0"], "size: 0: input should be greater than 0"),
+        (["run", "a", "--set", "measure.num_rounds=0", "--repeats", "1"], "--set: measure.num_rounds is set to 0 and to 1"),
+        (["run", "a", "--set", "workload.seed=1", "--set", "workload.seed=2"], "workload.seed is set to 1 and to 2"),
         (["run", "a", "--steps", "0"], "--steps: '0' is not allowed (a whole number of at least 1)"),
         (["run", "a", "--repeats", "-1"], "--repeats: '-1' is not allowed (a whole number of at least 1)"),
         (["run", "a", "--warmup", "-1"], "--warmup: '-1' is not allowed (a whole number of at least 0)"),
@@ -210,16 +212,18 @@ def test_resume_runs_just_the_rest(own: str, monkeypatch: pytest.MonkeyPatch, ca
     assert code == 130
 
     world = play(monkeypatch, World())
-    code, out, _ = run("run", own, *local, "--resume", capfd=capfd)
+    code, out, err = run("run", own, *local, "--resume", capfd=capfd)
     body = json.loads(out)
     assert (code, body["suite_id"]) == (0, suite)
+    assert f"going on with suite {suite}: 3 rounds left" in err
     assert [(key.case, key.round) for key in world.jobs[0].rounds] == [("two", 1), ("one", 2), ("two", 2)]
     assert world.jobs[0].gate_passed["one"]["gate"] == "passed"
     assert {row["case"]: (row["status"], row["rounds"]) for row in body["rows"]} == {"one": ("ok", 2), "two": ("ok", 2)}
 
     world = play(monkeypatch, World())
-    code, out, _ = run("run", own, *local, f"--resume={suite}", capfd=capfd)
+    code, out, err = run("run", own, *local, f"--resume={suite}", capfd=capfd)
     assert (code, world.jobs) == (0, [])
+    assert f"going on with suite {suite}: nothing is left to run" in err
     code, out, err = run("run", own, *local, "--resume", "--repeats", "3", capfd=capfd)
     assert (code, len(world.jobs)) == (0, 1)
     assert "has no suite of this request (its newest, " in err

@@ -65,10 +65,21 @@ class Request:
             raise RequestError("TRACK: none is named (see raybench list)")
         if self.force and self.resume is None:
             raise RequestError("--force: says that --resume may mix code or versions, and --resume is not given")
+        self._check_settings()
         self._check_nsys()
         scales: Sequence[Scale] = ("smoke", "full") if self.scale is None else (self.scale,)
         for scale in scales:
             self.tracks(scale)
+
+    def _check_settings(self) -> None:
+        values: dict[str, str] = {}
+        for setting in self.settings:
+            key, _, value = setting.partition("=")
+            if (other := values.setdefault(key, value)) != value:
+                raise RequestError(
+                    f"--set: {key} is set to {other} and to {value} (--steps, --warmup, --repeats and --timeout-s set "
+                    "keys of measure, too)"
+                )
 
     def _check_nsys(self) -> None:
         if not self.with_nsys:

@@ -23,6 +23,7 @@ from raybench.suite.resume import Recorded, find_suite, read_suite, why_none
 from raybench.suite.rows import RowMaker
 from raybench.suite.sources import prepare_text, with_sources
 from raybench.suite.track import ResolvedTrack, Scale
+from raybench.wording import count
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,11 @@ def drive(request: Request, prepared: Prepared, progress: Progress, *, suite_id:
     from raybench.suite.sink import Sink
 
     record = request.record(prepared.scale)
-    recorded = recorded_so_far(request, prepared, progress.note) or Recorded(suite_id)
+    recorded = recorded_so_far(request, prepared, progress.note)
+    if recorded is None:
+        recorded = Recorded(suite_id)
+    else:
+        progress.note(f"going on with suite {recorded.suite_id}: {_what_is_left(recorded, prepared.plans)}")
     writer = Writer(request.results, recorded.suite_id, record)
     writer.check()
     rows = [
@@ -147,6 +152,15 @@ def drive(request: Request, prepared: Prepared, progress: Progress, *, suite_id:
         recorded=recorded,
     )
     return recorded.suite_id, driver.run(list(zip(prepared.plans, rows, strict=True)))
+
+
+def _what_is_left(recorded: Recorded, plans: Sequence[TrackPlan]) -> str:
+    left = sum(
+        recorded.num_left(plan.track.track, case.name, plan.track.measure.num_rounds)
+        for plan in plans
+        for case in plan.runnable
+    )
+    return f"{count(left, 'round')} left" if left else "nothing is left to run"
 
 
 def sink_host(cluster: Cluster) -> str:

@@ -23,6 +23,8 @@ NUM_TOP = 12
 """Kernels or operators listed of a rank."""
 NUM_SLICES = 600
 """Points of a timeline."""
+MIN_AT_A_TIME = 20
+"""Points computed together: of a short trace all at once would take more memory than its events."""
 _NO_COMPUTE = ("autograd", "c10d", "torch", "profiler", "raybench", "DistributedDataParallel", "Optimizer")
 """Namespaces of operators that only stand around others."""
 
@@ -232,16 +234,22 @@ def _self_times(events: Events, rows: NDArray[np.intp]) -> Times:
 
 def _timeline(compute: Times, communication: Times, busy: Times) -> Timeline:
     begin, end = (int(busy[0, 0]), int(busy[-1, 1])) if busy.size else (0, 0)
-    edges = np.linspace(0, end - begin, NUM_SLICES + 1).astype(np.int64) + begin
-    width = np.maximum(np.diff(edges), 1)
-
-    def shares(times: Times) -> Shares:
-        return np.round(np.diff(covered(times, edges)) / width, 3).astype(np.float32)
-
     return Timeline(
         begin_ns=begin,
         end_ns=end,
-        compute=shares(compute),
-        communication=shares(communication),
-        exposed=shares(subtract(communication, compute)),
+        compute=_shares(compute, begin, end),
+        communication=_shares(communication, begin, end),
+        exposed=_shares(subtract(communication, compute), begin, end),
     )
+
+
+def _shares(times: Times, begin: int, end: int) -> Shares:
+    """What part of each slice `times` covers; a few slices at a time where they are more than the intervals."""
+    shares = np.empty(NUM_SLICES, np.float32)
+    at_a_time = max(len(times), MIN_AT_A_TIME)
+    for first in range(0, NUM_SLICES, at_a_time):
+        last = min(first + at_a_time, NUM_SLICES)
+        edges = (np.arange(first, last + 1) * ((end - begin) / NUM_SLICES)).astype(np.int64) + begin
+        width = np.maximum(np.diff(edges), 1)
+        shares[first:last] = np.round(np.diff(covered(times, edges)) / width, 3)
+    return shares

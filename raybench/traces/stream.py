@@ -12,8 +12,8 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path
-from typing import BinaryIO
 
 FIRST_BYTES = 1 << 12
 BLOCK_BYTES = 1 << 17
@@ -50,7 +50,7 @@ class Surroundings:
     unpacked_bytes: int = 0
 
 
-def blocks(file: BinaryIO, problems: list[str]) -> Iterator[bytes]:
+def blocks(file: RawIOBase, problems: list[str]) -> Iterator[bytes]:
     """The unpacked file; what ends early or is broken in the packed one is told in `problems`."""
     start = file.read(2)
     file.seek(0)
@@ -98,7 +98,7 @@ def pieces(path: Path, around: Surroundings, parse: Parse) -> None:
         UnreadableTraceError: The file has no list of events.
         OSError: The file cannot be read.
     """
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         source = _Counted(blocks(file, around.problems), around)
         pending = _events_begin(source, around)
         more = pending

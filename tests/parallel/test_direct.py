@@ -120,7 +120,7 @@ def test_restored_layers_are_as_they_were() -> None:
 
 
 def matrices_moved(rank: Rank, strategy: str) -> set[tuple[int, ...]]:
-    """Shapes of the weights whose gradient two steps copy to its view."""
+    """Shapes of the matrices whose gradient two steps copy to its view."""
     case = data_case(strategy, rank.world_size)
     mesh = rank.mesh(case.layout)
     assert mesh is not None
@@ -141,7 +141,8 @@ def matrices_moved(rank: Rank, strategy: str) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("strategy", ["bucketed", "zero1", "zero2", "zero3"])
-def test_strategies_move_no_matrix_but_the_positions(pools: Any, strategy: str) -> None:
-    """That table is cut to the sequence's length instead of being looked up."""
-    positions = (workload().sequence_length, workload().model.width)
-    assert pools(2).run(matrices_moved, strategy) == [{positions}, {positions}]
+def test_strategies_move_small_matrices_alone(pools: Any, strategy: str) -> None:
+    """In the ranks of a pool the table of positions is small, and so is the projection behind the attention."""
+    model = workload().model
+    small = {(workload().sequence_length, model.width), (model.width, model.width)}
+    assert pools(2).run(matrices_moved, strategy) == [small, small]

@@ -23,6 +23,8 @@ from raybench.parallel.strategy import Held
 from raybench.worker.communication import Axis, Pending
 
 DEFAULT_BUCKET_MIB = 25.0
+IN_PLACE_BYTES = 2**20
+"""The gradient of a smaller weight is moved: that costs less than an autograd function written in Python."""
 NOT_SHARED: Mapping[nn.Parameter, Sharing] = {}
 
 
@@ -56,6 +58,10 @@ class Bucket:
         parts = flat[: self.num_elements].split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
+    def sizes(self) -> list[tuple[nn.Parameter, int]]:
+        """The parameters, and their bytes when they are whole."""
+        return [(p, s.numel() * p.element_size()) for p, s in zip(self.parameters, self.shapes, strict=True)]
+
     def lay_out_gradient(self) -> None:
         self.gradient = torch.zeros_like(self.flat)
         self.flat.grad = self.gradient
@@ -70,11 +76,13 @@ class Bucket:
 
     def take(self, parameter: Tensor) -> None:
         """Have a parameter's gradient in its view, where later micro-batches accumulate; zeros if there is none."""
-        view = self.views[parameter]
-        if parameter.grad is None:
+        view, gradient = self.views[parameter], parameter.grad
+        if gradient is view:
+            return
+        if gradient is None:
             view.zero_()
         else:
-            self.move(parameter.grad, view)
+            self.move(gradient, view)
         self.placed.discard(parameter)
         parameter.grad = view
 
@@ -117,8 +125,8 @@ class Bucketed(Replicated):
             for parameter in bucket.parameters
         ]
         is_whole = self.context.mesh.model.size == 1
-        bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
-        self._in_place = make_in_place(self.model, bucket_of) if is_whole else []
+        large = {p: bucket for bucket in self.buckets for p, size in bucket.sizes() if size >= IN_PLACE_BYTES}
+        self._in_place = make_in_place(self.model, large) if is_whole else []
 
     def assign_buckets(self, sharing: Mapping[nn.Parameter, Sharing]) -> list[list[nn.Parameter]]:
         """The parameters of each bucket, in the order in which backward fills them."""
