@@ -59,7 +59,7 @@ def run(*arguments: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, s
         (["run", "a", "--set", "cases.naive.strategy.data=naiv"], "strategy.data: 'naiv' is not known; did you"),
         (["run", "a", "--set", "workload.model.num_heads=5"], "num_heads: 5 does not divide width 128 (nearest: 4, 8)"),
         (["run", "a", "--set", "workload.micro_batch_size=0"], "size: 0: input should be greater than 0"),
-        (["run", "a", "--set", "measure.num_rounds=0", "--repeats", "1"], "--set: measure.num_rounds is set to 0 and to 1"),
+        (["run", "a", "--set", "measure.num_rounds=0", "--repeats", "1"], "measure.num_rounds is set to 0 and to 1"),
         (["run", "a", "--set", "workload.seed=1", "--set", "workload.seed=2"], "workload.seed is set to 1 and to 2"),
         (["run", "a", "--steps", "0"], "--steps: '0' is not allowed (a whole number of at least 1)"),
         (["run", "a", "--repeats", "-1"], "--repeats: '-1' is not allowed (a whole number of at least 1)"),

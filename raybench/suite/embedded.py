@@ -35,6 +35,7 @@ _EMBEDDED_SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_metrics_report_interval_ms": "600000",
+    "REPORTER_UPDATE_INTERVAL_MS": "600000",
     "RAY_enable_metrics_collection": "0",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "1000",
