@@ -23,7 +23,7 @@ from raybench.parallel.strategy import Held
 from raybench.worker.communication import Axis, Pending
 
 DEFAULT_BUCKET_MIB = 25.0
-IN_PLACE_BYTES = 2**20
+IN_PLACE_BYTES = 2**19
 """The gradient of a smaller weight is moved: that costs less than an autograd function written in Python."""
 NOT_SHARED: Mapping[nn.Parameter, Sharing] = {}
 
