@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from io import RawIOBase
 from pathlib import Path
 
-FIRST_BYTES = 1 << 12
+FIRST_BYTES = 1 << 11
 BLOCK_BYTES = 1 << 17
 BLOCK_SHARE = 8
 """Unpacked bytes are taken at a time: an eighth of what was taken already, since events become objects of several
