@@ -150,7 +150,7 @@ def _events_begin(source: _Counted, around: Surroundings) -> bytes:
         if len(head) > MAX_HEAD_BYTES:
             break
     if not head:
-        raise UnreadableTraceError("the file is empty")
+        raise UnreadableTraceError("; ".join(around.problems) or "the file is empty")
     if head.lstrip()[:1] != b"{":
         raise UnreadableTraceError("not JSON")
     if b'"nodes"' in head:
