@@ -149,8 +149,10 @@ def _events_begin(source: _Counted, around: Surroundings) -> bytes:
             return head[found.end() :]
         if len(head) > MAX_HEAD_BYTES:
             break
+    if around.problems:  # before its events began
+        raise UnreadableTraceError("; ".join(around.problems))
     if not head:
-        raise UnreadableTraceError("; ".join(around.problems) or "the file is empty")
+        raise UnreadableTraceError("the file is empty")
     if head.lstrip()[:1] != b"{":
         raise UnreadableTraceError("not JSON")
     if b'"nodes"' in head:

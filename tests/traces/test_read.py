@@ -139,6 +139,7 @@ def test_impossible_times(tmp_path):
     ("content", "said"),
     [
         (b"", "empty"),
+        (gzip.compress(b'{"traceEvents": []}')[:8], "the packed file ends early"),
         (gzip.compress(b'{"traceEvents": []}')[:12], "the packed file ends early"),
         (b"not json", "not JSON"),
         (b"{}", "no traceEvents"),
